@@ -8,6 +8,7 @@ WeighbridgeError                     1
 ├── GatherError (ValueError)         4   pushed tensors do not match the base
 ├── StoreError (OSError)             5   the store failed, or refused
 │   ├── ObjectMissing (LookupError)  5   an object that was asked for is not there
+│   ├── ObjectExists (FileExistsError) 5 an object stands where one was to be created
 │   ├── StoreUnfit                   5   the store does not honour put-if-absent
 │   ├── CommitConflict               6   another writer's commit stands where ours should
 │   │   └── WriterOvertaken          6   another writer took this run over; this one stops for good
@@ -68,6 +69,10 @@ class StoreError(WeighbridgeError, OSError):
 
 class ObjectMissing(StoreError, LookupError):
     """An object that was asked for is not there."""
+
+
+class ObjectExists(StoreError, FileExistsError):
+    """An object stands where one was to be created; it may be our own, from an attempt whose reply was lost."""
 
 
 class StoreUnfit(StoreError):

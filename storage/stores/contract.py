@@ -1,0 +1,67 @@
+"""What a store is: seven verbs over keys. Must not know versions, manifests or tensors; retries and read-back of a
+commit live above it (`storage/commit.py`, `storage/transfer.py`), credentials below it (the provider's own chain)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object as a listing shows it; `modified_ns` is the store's own time."""
+
+    key: str
+    nbytes: int
+    modified_ns: int
+
+
+class Store(ABC):
+    """Keys are relative, "/"-separated, without empty, "." or ".." segments; anything else is a UsageError.
+
+    Every call ends within the store's deadline, by an answer or by a StoreError. Instances are thread-safe, and are
+    created in the process that uses them.
+    """
+
+    url: str
+    """Where the store is, safe to print: never holds a credential."""
+
+    @abstractmethod
+    def create(self, key: str, data: bytes) -> None:
+        """Writes an object only if none has that key, atomically: readers see all of it or nothing.
+
+        Raises ObjectExists when one is there (which may be our own, from an attempt whose reply was lost), StoreError
+        for anything else, in which case the object may or may not be there.
+        """
+
+    @abstractmethod
+    def put(self, key: str, data: bytes) -> None:
+        """Writes an object whose name is unique to its writer; repeating it is safe."""
+
+    @abstractmethod
+    def put_file(self, key: str, path: Path) -> None:
+        """Writes a local file as an object whose name is unique to its writer, in bounded memory; repeating is safe."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes:
+        """The whole of a small object. Raises ObjectMissing."""
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`. Raises ObjectMissing, or StoreError when the object is shorter."""
+
+    @abstractmethod
+    def size(self, key: str) -> int:
+        """Bytes of an object, never from a cache. Raises ObjectMissing."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects under a folder key ("" is the root), however deep, in key order; empty when there are none."""
+
+    @abstractmethod
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Names (not keys) of the folders directly under a folder key, sorted."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Removes an object; none there is no error."""
