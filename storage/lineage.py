@@ -1,0 +1,150 @@
+"""A run's versions as a reader sees them: which run a root belongs to, which version is the head, and the hash chain
+that leads to it. Only reads; claiming a root and committing to it is `publisher.py`."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weighbridge.errors import ForeignRun, LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
+from weighbridge.storage.digests import DIGESTS
+from weighbridge.storage.manifest import check_name, from_bytes, manifest_key, version_folder
+from weighbridge.storage.stores.contract import Store
+from weighbridge.values import Manifest
+
+RUN_KEY = "run.json"
+_KEPT_MANIFESTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What run.json says: which run claimed the root, by which digests, on which base (state digest of version 0)."""
+
+    run_id: str
+    digest_kind: str
+    base_digest: str
+    created_ns: int
+
+    def to_bytes(self) -> bytes:
+        """run.json's bytes."""
+        fields = {
+            "format": 1,
+            "run_id": self.run_id,
+            "digest_kind": self.digest_kind,
+            "base_digest": self.base_digest,
+            "created_ns": self.created_ns,
+        }
+        return json.dumps(fields, indent=1).encode()
+
+
+def parse_run(data: bytes, where: str) -> RunInfo:
+    """Reads run.json's bytes. Raises LineageError when they are not a run this version of weighbridge can read."""
+    try:
+        fields = json.loads(data)
+        if fields["format"] != 1 or fields["digest_kind"] not in DIGESTS:
+            raise ValueError(f"format {fields['format']!r} with digests {fields['digest_kind']!r} is not known here")
+        return RunInfo(
+            run_id=check_name("run", fields["run_id"]),
+            digest_kind=fields["digest_kind"],
+            base_digest=str(fields["base_digest"]),
+            created_ns=int(fields["created_ns"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise LineageError(f"{where}/{RUN_KEY} does not describe a run: {error}. Nothing was changed.") from error
+
+
+class Lineage:
+    """The committed versions under one root. Thread-safe for readers; keeps the manifests it read last."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._run: RunInfo | None = None
+        self._seen: OrderedDict[int, Manifest] = OrderedDict()
+        self._head = -1
+
+    @property
+    def run(self) -> RunInfo:
+        """The run that claimed this root. Raises LineageError when nobody did."""
+        if self._run is None:
+            try:
+                self._run = parse_run(self.store.get(RUN_KEY), self.store.url)
+            except ObjectMissing as error:
+                raise LineageError(
+                    f"{self.store.url} holds no run: check the URL, or publish to it first. Nothing was changed."
+                ) from error
+        return self._run
+
+    def expect_run(self, run_id: str) -> None:
+        """Raises ForeignRun unless this root belongs to `run_id`."""
+        if self.run.run_id != run_id:
+            raise ForeignRun(f"{self.store.url} is run {self.run.run_id}'s, not run {run_id}'s. Nothing was changed.")
+
+    def manifest(self, version: int) -> Manifest:
+        """One version's manifest, proven by its own digest. Raises VersionUnknown, ManifestCorrupt."""
+        if version in self._seen:
+            return self._seen[version]
+        key = manifest_key(version)
+        try:
+            manifest = from_bytes(self.store.get(key), where=key)
+        except ObjectMissing as error:
+            raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
+        self._check(manifest, version)
+        self._seen[version] = manifest
+        while len(self._seen) > _KEPT_MANIFESTS:
+            self._seen.popitem(last=False)
+        return manifest
+
+    def _check(self, manifest: Manifest, version: int) -> None:
+        expected = (version, version - 1, self.run.run_id, self.run.digest_kind, "base" if version == 0 else "delta")
+        found = (manifest.version, manifest.parent, manifest.run_id, manifest.digest_kind, manifest.kind)
+        if found != expected:
+            raise ManifestCorrupt(f"{manifest_key(version)} is of {found}, not of {expected}; nothing was read from it")
+        if version == 0 and manifest.state_digest != self.run.base_digest:
+            raise ManifestCorrupt(f"{manifest_key(0)} is of another base than {RUN_KEY}; nothing was read from it")
+
+    def head(self) -> int:
+        """The newest committed version; -1 when not even version 0 stands. Asks the store, and never goes back."""
+        if self._head < 0:
+            names = [n for n in self.store.folders("versions") if n.isascii() and n.isdigit()]
+            # Folders above the head are attempts under way, or dead: walk down to one that was committed.
+            self._head = next((v for v in sorted(map(int, names), reverse=True) if self.is_committed(v)), -1)
+        while self.is_committed(self._head + 1):
+            self._head += 1
+        return self._head
+
+    def is_committed(self, version: int) -> bool:
+        """Whether a version's manifest stands, asked of the store."""
+        return version in self._seen or self._stands(manifest_key(version))
+
+    def is_retired(self, version: int) -> bool:
+        """Whether a version's shards were collected."""
+        return self._stands(f"{version_folder(version)}/retired")
+
+    def _stands(self, key: str) -> bool:
+        try:
+            self.store.size(key)
+        except ObjectMissing:
+            return False
+        return True
+
+    def chain(self, after: int, upto: int) -> tuple[Manifest, ...]:
+        """The manifests of versions after+1 .. upto, proven as a hash chain from `after`'s own."""
+        return tuple(self.walk(after, upto))
+
+    def walk(self, after: int, upto: int) -> Iterator[Manifest]:
+        """The same, one at a time: for long chains. Raises ManifestCorrupt where the chain breaks."""
+        parent = self.manifest(after)
+        for version in range(after + 1, upto + 1):
+            manifest = self.manifest(version)
+            if manifest.parent_digest != parent.digest:
+                raise ManifestCorrupt(
+                    f"{manifest_key(version)} names another parent than the version {version - 1} that stands here: "
+                    "the chain is broken. Nothing was read from it; audit the store."
+                )
+            yield manifest
+            parent = manifest
+
+
+def read_run(store: Store) -> RunInfo:
+    """The run that claimed a root. Raises LineageError when nobody did."""
+    return Lineage(store).run
