@@ -9,6 +9,7 @@ WeighbridgeError                     1
 ├── StoreError (OSError)             5   the store failed, or refused
 │   ├── ObjectMissing (LookupError)  5   an object that was asked for is not there
 │   ├── ObjectExists (FileExistsError) 5 an object stands where one was to be created
+│   ├── StoreRefused                 5   the store said no (full, denied, no such bucket): asking again now is no use
 │   ├── StoreUnfit                   5   the store does not honour put-if-absent
 │   ├── CommitConflict               6   another writer's commit stands where ours should
 │   │   └── WriterOvertaken          6   another writer took this run over; this one stops for good
@@ -73,6 +74,11 @@ class ObjectMissing(StoreError, LookupError):
 
 class ObjectExists(StoreError, FileExistsError):
     """An object stands where one was to be created; it may be our own, from an attempt whose reply was lost."""
+
+
+class StoreRefused(StoreError):
+    """The store said no, and did nothing: it is full, access is denied, the bucket is not there. Asking again at once
+    would not help; every other StoreError may pass by itself."""
 
 
 class StoreUnfit(StoreError):

@@ -1,0 +1,45 @@
+# What people run is what CI runs. `make help` lists it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench dist clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch comes first and pinned: an open range would bring a CUDA build of several gigabytes.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build hypothesis mypy pytest pytest-timeout ruff
+	@touch $@
+
+demo: $(READY)  ## the main job on this machine: a small model trains, three hosts follow it, every byte is proven
+	$(BIN)/weighbridge demo
+
+test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+lint: $(READY)  ## ruff and mypy, strict
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+bench: $(READY)  ## codec figures against the peers' codec and a plain copy, on data made here
+	$(BIN)/python benchmarks/codec.py
+
+dist: $(READY)  ## sdist, the wheel built from it, and a smoke test of that wheel in a fresh environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv --clear build/wheel-venv
+	build/wheel-venv/bin/python -m pip install --quiet 'torch==2.13.0'
+	build/wheel-venv/bin/python -m pip install --quiet --constraint constraints.txt dist/weighbridge-*.whl
+	cd / && $(CURDIR)/build/wheel-venv/bin/python $(CURDIR)/tests/smoke_wheel.py
+
+clean:  ## removes what the targets above made
+	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,114 @@
+"""What can be set, and from where: arguments, then `WEIGHBRIDGE_*`, then weighbridge.toml, then [tool.weighbridge] in
+pyproject.toml. Unknown keys are errors; contradictions are refused here, before anything starts."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    PyprojectTomlConfigSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from weighbridge.errors import UsageError
+
+PREFIX = "WEIGHBRIDGE_"
+
+
+def default_home() -> Path:
+    """Where this machine's own state lives: $XDG_STATE_HOME/weighbridge, else ~/.local/state/weighbridge."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "weighbridge"
+
+
+class Settings(BaseSettings):
+    """All settings. Sizes in bytes, times in seconds. Build it with `load_settings`, which turns faults into UsageError."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="forbid",
+        frozen=True,
+        toml_file="weighbridge.toml",
+        pyproject_toml_table_header=("tool", "weighbridge"),
+    )
+
+    store: str | None = None
+    base: Path | None = None
+    run: str | None = None
+    hosts: tuple[str, ...] = ()
+    aliases: dict[str, str] = Field(default_factory=dict)
+    unchanged: tuple[str, ...] = ()
+    digest: Literal["xxh3-128", "blake3"] = "xxh3-128"
+    policy: Literal["all", "best-effort"] | float = "all"
+    sync_deadline: float = Field(default=600.0, gt=0)
+    shard_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
+    threads: int = Field(default=0, ge=0)
+    spool: Path | None = None
+    home: Path = Field(default_factory=default_home)
+    # a host's own
+    name: str | None = None
+    replica: Path | None = None
+    copies: Literal[1, 2] = 2
+    durability: Literal["power", "process"] = "power"
+    lock_deadline: float = Field(default=30.0, ge=0)
+    engine: str = "none"
+    engine_url: str | None = None
+    engine_command: str | None = None
+    engine_deadline: float = Field(default=300.0, gt=0)
+    poll_seconds: float = Field(default=1.0, gt=0)
+    follow_seconds: float = Field(default=10.0, gt=0)
+    log_json: bool = False
+
+    @property
+    def encode_threads(self) -> int:
+        """Threads that encode and apply: what was asked for, else the processors this process may use."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)))
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> "Settings":
+        if isinstance(self.policy, float) and not 0 < self.policy <= 1:
+            raise ValueError(f"policy {self.policy} is not a share of the hosts: above 0, at most 1")
+        if self.engine == "command" and not self.engine_command:
+            raise ValueError("engine 'command' needs engine_command, the command that reloads the engine")
+        if self.engine_command and self.engine != "command":
+            raise ValueError(f"engine_command is set, but the engine is {self.engine!r}")
+        if len(set(self.hosts)) != len(self.hosts):
+            raise ValueError("a host is named twice")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, environment, weighbridge.toml, pyproject.toml; the first that says something wins."""
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls),
+            PyprojectTomlConfigSettingsSource(settings_cls),
+        )
+
+
+def load_settings(arguments: Mapping[str, Any]) -> Settings:
+    """Settings from all sources; arguments that are None were not given. Raises UsageError, naming every fault."""
+    unknown = [
+        name
+        for name in os.environ
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in Settings.model_fields
+    ]
+    if unknown:
+        raise UsageError(f"no such setting: {', '.join(sorted(unknown))}. Nothing was started.")
+    try:
+        return Settings(**{k: v for k, v in arguments.items() if v is not None})
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        raise UsageError(f"settings that cannot be right: {faults}. Nothing was started.") from error
