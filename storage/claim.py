@@ -5,8 +5,8 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from safetensors.numpy import save as to_safetensors
 from numpy import frombuffer, uint8
+from safetensors.numpy import save as to_safetensors
 
 from weighbridge.errors import ForeignRun, ObjectMissing
 from weighbridge.storage.checkpoint import Checkpoint

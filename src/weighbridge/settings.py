@@ -26,7 +26,7 @@ def default_home() -> Path:
 
 
 class Settings(BaseSettings):
-    """All settings. Sizes in bytes, times in seconds. Build it with `load_settings`, which turns faults into UsageError."""
+    """All settings. Sizes in bytes, times in seconds. Build it with `load_settings`, which names every fault."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,

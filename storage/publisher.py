@@ -1,0 +1,246 @@
+"""A run's writer: holds the snapshot of what was committed last, opens attempts against it, and advances it only when a
+commit is settled, by the very patches that hosts apply, proven before the commit. Knows neither Prefect nor torch."""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import structlog
+
+from weighbridge.errors import CommitConflict, CommitStateUnknown, DigestMismatch, WriterOvertaken
+from weighbridge.storage.attempt import Attempt, Snapshot
+from weighbridge.storage.checkpoint import Checkpoint
+from weighbridge.storage.claim import claim
+from weighbridge.storage.clock import Clock
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
+from weighbridge.storage.manifest import shard_key
+from weighbridge.storage.replica.image import MemoryImage
+from weighbridge.storage.replica.patching import Deltas, Proven, prove
+from weighbridge.storage.state import advance, state_digest
+from weighbridge.storage.stores.contract import Store
+from weighbridge.storage.stores.probe import probe
+from weighbridge.storage.transfer import fetch_object
+from weighbridge.values import Label, Manifest, ShardInfo, TensorSpec
+
+log = structlog.get_logger("weighbridge.publisher")
+
+_TAKE_OVER_TRIES = 8
+
+
+class Publisher:
+    """Not thread-safe: one push at a time. An attempt's `encode` and `upload` may run in many threads.
+
+    `version` is the newest version that this writer knows and holds in its snapshot.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        lineage: Lineage,
+        snapshot: Snapshot,
+        writer: str,
+        spool: Path,
+        disk: Disk,
+        clock: Clock,
+        threads: int,
+    ) -> None:
+        self.store = store
+        self.lineage = lineage
+        self.writer = writer
+        self._snapshot = snapshot
+        self._spool = spool
+        self._disk = disk
+        self._clock = clock
+        self._threads = threads
+        self._unsettled: Attempt | None = None
+        self._overtaken: WriterOvertaken | None = None
+        self._reigns = False  # whether the newest version is this writer's own, so that another's above it overtakes us
+
+    @property
+    def version(self) -> int:
+        """The newest version in the snapshot."""
+        return self._snapshot.manifest.version
+
+    @property
+    def run_id(self) -> str:
+        """The run that this writer publishes to."""
+        return self._snapshot.manifest.run_id
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The base's tensors by name: what every push must match."""
+        return self._snapshot.image.specs
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Tied tensors, as version 0 recorded them."""
+        return self.lineage.manifest(0).aliases
+
+    def begin(self) -> Attempt:
+        """Opens an attempt at the next version, once nothing of an earlier one is in doubt.
+
+        Raises WriterOvertaken for ever after another writer took over, CommitStateUnknown while an earlier commit
+        cannot be settled.
+        """
+        if self._overtaken is not None:
+            raise self._overtaken
+        if self._unsettled is not None:
+            attempt = self._unsettled
+            log.info("settling an earlier commit", version=attempt.version)
+            self._settle(attempt)
+        if self.lineage.is_committed(self.version + 1):
+            if self._reigns:
+                raise self._stop(self.version + 1)
+            self.follow()
+        return Attempt(
+            store=self.store,
+            snapshot=self._snapshot,
+            writer=self.writer,
+            spool=self._spool,
+            disk=self._disk,
+            clock=self._clock,
+        )
+
+    def commit(self, attempt: Attempt, labels: Mapping[str, Label]) -> Manifest:
+        """Proves the attempt's shards, commits it, and advances the snapshot.
+
+        Raises CommitConflict when another writer committed this version first (nothing of ours is visible; a later
+        push follows it), WriterOvertaken when that writer took the run over, CommitStateUnknown when no answer came.
+        """
+        manifest = attempt.seal(labels)
+        # What hosts will decode is decoded here before anybody can see it: a wrong delta is never committed.
+        for _ in self._prove(manifest, attempt.path):
+            pass
+        return self._settle(attempt)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Gives an attempt up whose commit was never sent: the store is as it was before it."""
+        if attempt is not self._unsettled:
+            attempt.discard(uploaded=True)
+
+    def take_over(self) -> Manifest | None:
+        """Commits an empty version when another writer's is the newest: from then on that writer is overtaken.
+
+        Returns it, or None when the newest version is this writer's own, or is the base, which nobody writes above.
+        """
+        for _ in range(_TAKE_OVER_TRIES):
+            attempt = self.begin()
+            if self._reigns or self.version == 0:
+                return None
+            try:
+                return self.commit(attempt, {"took_over": True})
+            except CommitConflict as conflict:
+                log.info("taking over again, above a newer version", reason=str(conflict))
+        raise CommitConflict(
+            f"other writers of run {self.run_id} kept committing while this one took over, {_TAKE_OVER_TRIES} times: "
+            "stop the other trainer. Nothing was published."
+        )
+
+    def _settle(self, attempt: Attempt) -> Manifest:
+        """Sends a sealed attempt's commit (again), finds out whose stands, and advances when it is ours."""
+        try:
+            ours = attempt.commit()
+        except CommitStateUnknown:
+            self._unsettled = attempt
+            raise
+        self._unsettled = None
+        if not ours:
+            attempt.discard(uploaded=True)
+            if self._reigns:
+                raise self._stop(attempt.version)
+            other = self.lineage.manifest(attempt.version)
+            raise CommitConflict(
+                f"version {attempt.version} was committed by writer {other.writer} first. Nothing of this push is "
+                "visible and nothing was lost: push again, and it becomes a version after that one."
+            )
+        self._reigns = True
+        manifest = attempt.manifest
+        self._advance(manifest, attempt.path)
+        attempt.discard(uploaded=False)
+        log.info("committed", run=self.run_id, version=manifest.version, wire_bytes=manifest.wire_bytes)
+        return manifest
+
+    def follow(self) -> None:
+        """Brings the snapshot up to the store's head, over the versions that other writers committed."""
+        for manifest in self.lineage.walk(self.version, self.lineage.head()):
+            paths = {shard: self._spool / shard.name for shard in manifest.shards}
+            for shard, path in paths.items():
+                key = shard_key(manifest.version, shard)
+                fetch_object(
+                    self.store,
+                    key,
+                    path,
+                    info=shard,
+                    digest_kind=manifest.digest_kind,
+                    clock=self._clock,
+                    durable=False,
+                )
+            self._advance(manifest, paths.__getitem__)
+            for path in paths.values():
+                self._disk.unlink(path)
+        self._reigns = False
+
+    def _prove(self, manifest: Manifest, path_of: Callable[[ShardInfo], Path]) -> Iterator[Proven]:
+        deltas = Deltas([manifest], lambda _, shard: path_of(shard))
+        return prove(self._snapshot.image, deltas, digest_kind=manifest.digest_kind, threads=self._threads)
+
+    def _advance(self, manifest: Manifest, path_of: Callable[[ShardInfo], Path]) -> None:
+        digests = advance(self._snapshot.digests, manifest.rows)
+        if state_digest(digests) != manifest.state_digest:
+            raise DigestMismatch(
+                f"version {manifest.version} claims another state than its rows lead to. The snapshot stays at version "
+                f"{self.version}; audit the store."
+            )
+        for proven in self._prove(manifest, path_of):
+            self._snapshot.image.scatter(proven.key, proven.patches)
+        self._snapshot = Snapshot(manifest, self._snapshot.image, digests)
+
+    def _stop(self, version: int) -> WriterOvertaken:
+        other = self.lineage.manifest(version)
+        self._overtaken = WriterOvertaken(
+            f"writer {other.writer} took run {self.run_id} over with version {version}; this writer ({self.writer}) "
+            f"stops for good at version {self.version}. Its last weights were not published. If this trainer is the "
+            "one that should go on, start it again: it takes over by itself."
+        )
+        return self._overtaken
+
+
+def open_publisher(
+    store: Store,
+    checkpoint: Checkpoint,
+    *,
+    run_id: str | None,
+    digest_kind: str,
+    aliases: Mapping[str, str],
+    spool: Path,
+    disk: Disk,
+    clock: Clock,
+    threads: int,
+) -> Publisher:
+    """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot.
+
+    Holds one copy of the model in memory from then on. Raises StoreUnfit, ForeignRun, CheckpointError, StoreError.
+    """
+    probe(store, clock=clock)
+    writer = uuid.uuid4().hex
+    run, base = claim(
+        store, checkpoint, run_id=run_id, digest_kind=digest_kind, writer=writer, aliases=aliases, clock=clock
+    )
+    lineage = Lineage(store)
+    image = MemoryImage({name: (spec, checkpoint.view(name).copy()) for name, spec in checkpoint.specs().items()})
+    disk.make_folder(spool, mode=PRIVATE_FOLDER)
+    publisher = Publisher(
+        store=store,
+        lineage=lineage,
+        snapshot=Snapshot(lineage.manifest(0), image, base.parts),
+        writer=writer,
+        spool=spool,
+        disk=disk,
+        clock=clock,
+        threads=threads,
+    )
+    publisher.follow()
+    log.info("opened", run=run.run_id, version=publisher.version, writer=writer, store=store.url)
+    return publisher
