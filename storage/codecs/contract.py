@@ -1,8 +1,9 @@
 """What a codec is: pure, bytes in and bytes out, exact for every bit pattern. Must not know files, stores or tensors.
 
-A codec works on a whole shard: an encoder takes the shard's parts one after the other and ends with named streams; a
-decoder gets the streams back and decodes any one part alone. Streams of all parts lie end to end, so that entropy
-coding sees enough of each; the stream `extents` says where each part's stretch begins.
+A codec works on a whole shard: an encoder takes the shard's parts one after the other, each in chunks that fit a
+processor's cache (so that a digest finds them there), and ends with named streams. A decoder gets the streams back and
+decodes any one part alone. Streams of all parts lie end to end, so that entropy coding sees enough of each; the stream
+`extents` says where each part's stretch begins.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +14,22 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from weighbridge.values import PartKey
+
 Bytes = npt.NDArray[np.uint8]
+
+CHUNK_BYTES = 256 << 10
+"""What an encoder is fed at a time: every chunk of a part but its last has this size. Part of the format of `full`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartInput:
+    """A part to encode. `old` and `new` are one-dimensional, contiguous, of equal size, at any alignment."""
+
+    key: PartKey
+    dtype: str
+    old: Bytes
+    new: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +44,9 @@ class PartShape:
 class Patch:
     """New values for some elements of a part: absolute, so that applying one twice is the same as once.
 
-    `positions` are element indexes (uint32), in any order, all checked against the part's length; None means all
-    elements. `values` are the new elements' bytes, `width` bytes each, in the order of `positions`.
+    `positions` are element indexes (uint32), all checked against the part's length; None means all elements. They
+    are in any order within a block of 64 elements (at multiples of 64), and the blocks ascend. `values` are the new
+    elements' bytes, `width` bytes each, in the order of `positions`.
     """
 
     width: int
@@ -41,10 +58,14 @@ class Encoder(ABC):
     """Takes the parts of one shard in order. Not thread-safe: one encoder, one thread."""
 
     @abstractmethod
-    def add(self, *, old: Bytes, new: Bytes, dtype: str) -> int:
-        """Adds a part that differs and returns how many units of `item_bytes(dtype)` differ.
+    def begin(self, *, dtype: str, nbytes: int) -> None:
+        """Starts the next part."""
 
-        `old` and `new` are one-dimensional, contiguous, of equal size, at any alignment.
+    @abstractmethod
+    def feed(self, *, old: Bytes, new: Bytes) -> int:
+        """Adds the part's next chunk and returns how many units of `item_bytes(dtype)` differ in it.
+
+        `old` and `new` are one-dimensional, contiguous, at any alignment, both of CHUNK_BYTES or the part's rest.
         """
 
     @abstractmethod
@@ -59,7 +80,8 @@ class Decoder(ABC):
     def decode(self, index: int, old: Bytes) -> Patch:
         """The patch of the `index`-th part of this codec in the shard, given the part's old bytes.
 
-        Raises PayloadCorrupt for input that no encoder writes, before anything out of bounds is touched.
+        Raises PayloadCorrupt for input that no encoder writes, before anything out of bounds is touched. With another
+        `old` than the encoder's it returns a wrong patch or raises PayloadCorrupt; the digest after tells.
         """
 
 
@@ -69,8 +91,8 @@ class Codec(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def encoder(self) -> Encoder:
-        """A fresh encoder for one shard."""
+    def encoder(self, parts: Sequence[PartInput]) -> Encoder:
+        """A fresh encoder for one shard. It will be fed `parts`, in this order, and may look at samples of them now."""
 
     @abstractmethod
     def decoder(self, streams: Mapping[str, memoryview], parts: Sequence[PartShape]) -> Decoder:

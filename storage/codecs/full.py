@@ -1,0 +1,98 @@
+"""The codec `full`: all new bytes, as byte planes, whatever the old ones were. For anchors and dense changes.
+
+A part is cut into chunks of CHUNK_BYTES; each byte plane of a chunk is one zstd frame, and all frames lie end to end in
+`planes`. `extents` has the size of every frame. Must not know shards or manifests.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from weighbridge.errors import PayloadCorrupt, UsageError
+from weighbridge.storage.codecs import kernels, streams
+from weighbridge.storage.codecs.contract import (
+    CHUNK_BYTES,
+    Bytes,
+    Codec,
+    Decoder,
+    Encoder,
+    PartInput,
+    PartShape,
+    Patch,
+)
+from weighbridge.storage.codecs.elements import count_elements
+from weighbridge.values import item_bytes
+
+_STREAMS = ("extents", "planes")
+
+
+class FullEncoder(Encoder):
+    """Compresses chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+        self._width = 1
+
+    def begin(self, *, dtype: str, nbytes: int) -> None:
+        """See Encoder."""
+        self._width = item_bytes(dtype)
+        if nbytes % self._width:
+            raise UsageError(f"a part of {nbytes} bytes holds no whole number of {dtype}")
+
+    def feed(self, *, old: Bytes, new: Bytes) -> int:
+        """See Encoder."""
+        planes = streams.to_planes(new, self._width).reshape(self._width, -1)
+        self._frames.extend(streams.compress(plane) for plane in planes)
+        return kernels.count_changed(old, new, self._width)
+
+    def finish(self) -> Mapping[str, bytes]:
+        """See Encoder."""
+        sizes = np.array([len(frame) for frame in self._frames], "<u4")
+        return {"extents": streams.compress(sizes), "planes": b"".join(self._frames)}
+
+
+class FullDecoder(Decoder):
+    """Knows where each part's frames lie; decompresses a part when asked."""
+
+    def __init__(self, data: Mapping[str, memoryview], parts: Sequence[PartShape]) -> None:
+        extents, self._planes = streams.take(data, _STREAMS)
+        self._parts = tuple(parts)
+        frames = [_frame_count(part) for part in parts]
+        self._first = np.concatenate([[0], np.cumsum(frames, dtype=np.int64)])
+        sizes = streams.decompress(extents, 4 * sum(frames)).view("<u4").astype(np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        if self._starts[-1] != len(self._planes):
+            raise PayloadCorrupt("full: the frames do not fill their stream; nothing was written")
+
+    def decode(self, index: int, old: Bytes) -> Patch:
+        """See Decoder."""
+        part = self._parts[index]
+        width, values = item_bytes(part.dtype), np.empty(part.nbytes, np.uint8)
+        frame = int(self._first[index])
+        for start in range(0, part.nbytes, CHUNK_BYTES):
+            chunk = values[start : start + CHUNK_BYTES].reshape(-1, width)
+            for plane in range(width):
+                chunk[:, plane] = streams.decompress(
+                    self._planes[int(self._starts[frame]) : int(self._starts[frame + 1])], len(chunk)
+                )
+                frame += 1
+        return Patch(width, None, values)
+
+
+def _frame_count(part: PartShape) -> int:
+    count_elements(part)
+    return -(-part.nbytes // CHUNK_BYTES) * item_bytes(part.dtype)
+
+
+class FullCodec(Codec):
+    """See the module."""
+
+    name = "full"
+
+    def encoder(self, parts: Sequence[PartInput]) -> Encoder:
+        """See Codec."""
+        return FullEncoder()
+
+    def decoder(self, streams: Mapping[str, memoryview], parts: Sequence[PartShape]) -> Decoder:
+        """See Codec."""
+        return FullDecoder(streams, parts)

@@ -1,0 +1,26 @@
+"""How a kernel is compiled: nogil, and cached on disk where the machine lets us. Must not know what kernels do.
+
+With NUMBA_DISABLE_JIT=1 kernels run as plain Python, with the same results; `JIT` says which it is.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numba
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+JIT: bool = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
+
+
+def kernel(function: Kernel) -> Kernel:
+    """Compiles at the first call. Without a writable cache folder it does so in every process."""
+    try:
+        return cast(Kernel, numba.njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # numba: "no locator available": neither __pycache__ nor the user's cache can be written
+        return cast(Kernel, numba.njit(nogil=True)(function))
+
+
+def inlined(function: Kernel) -> Kernel:
+    """A small function that kernels call; compiled into each of them."""
+    return cast(Kernel, numba.njit(nogil=True)(function))

@@ -1,0 +1,145 @@
+"""Kernels of the codec `gap`: find what differs and write gaps and steps; read them back, every position checked.
+
+Kernels return an error code instead of raising, so that they stay free of Python; 0 is success. Must not know streams.
+"""
+
+import numpy as np
+
+from weighbridge.storage.codecs.kernels.compiler import inlined, kernel
+from weighbridge.storage.codecs.kernels.lanes import changed_mask, load, lowest_bit, store
+
+TRUNCATED, BEYOND_END, BAD_STEP, LEFT_OVER = 1, 2, 3, 4
+REASONS = {
+    TRUNCATED: "a stream ends early",
+    BEYOND_END: "a position lies beyond the part's end",
+    BAD_STEP: "a step that no encoder writes",
+    LEFT_OVER: "a stream has bytes left over",
+}
+
+
+@inlined
+def rank_of(pattern, sign):  # type: ignore[no-untyped-def]
+    """A bit pattern's place in the order; bits above the element's width are rubbish and masked by the caller."""
+    if pattern & sign:
+        return ~pattern
+    return pattern ^ sign
+
+
+@inlined
+def pattern_of(rank, sign, mask):  # type: ignore[no-untyped-def]
+    """The bit pattern of a rank."""
+    if sign and not rank & sign:
+        return ~rank & mask
+    return rank ^ sign
+
+
+@inlined
+def step_code(old, new, sign, mask):  # type: ignore[no-untyped-def]
+    """Zigzag of the step between two patterns that differ, less one: 0 is one rank up, 1 one down, 2 two up, ..."""
+    step = (rank_of(new, sign) - rank_of(old, sign)) & mask
+    zigzag = (step << np.uint64(1)) & mask
+    if step > mask >> np.uint64(1):
+        zigzag ^= mask
+    return zigzag - np.uint64(1)
+
+
+@inlined
+def stepped(old, code, sign, mask):  # type: ignore[no-untyped-def]
+    """The pattern that a step's code leads to; `code` must be below `mask`."""
+    zigzag = code + np.uint64(1)
+    step = zigzag >> np.uint64(1)
+    if zigzag & np.uint64(1):
+        step ^= mask
+    return pattern_of((rank_of(old, sign) + step) & mask, sign, mask)
+
+
+@inlined
+def block_mask(old, new, start, count, width):  # type: ignore[no-untyped-def]
+    """changed_mask for the 64 elements from `start`, of which only those below `count` exist."""
+    if start + 64 <= count:
+        return changed_mask(new, start * width, old, start * width, width)
+    word = np.uint64(0)
+    for j in range(count - start):
+        if load(new, (start + j) * width, width) != load(old, (start + j) * width, width):
+            word |= np.uint64(1) << np.uint64(j)
+    return word
+
+
+@kernel
+def count_changed(old, new, width):  # type: ignore[no-untyped-def]
+    """How many elements differ."""
+    count = new.size // width
+    total = 0
+    for start in range(0, count, 64):
+        word = block_mask(old, new, start, count, width)
+        while word:
+            word &= word - np.uint64(1)
+            total += 1
+    return total
+
+
+@kernel
+def scan_gaps(old, new, width, sign, mask, first, state, gaps, steps, wide):  # type: ignore[no-untyped-def]
+    """Appends gaps and steps of a chunk whose first element is the part's `first`.
+
+    `state` holds the last position in the part, then how much of `gaps`, `steps` and `wide` is used. The caller leaves
+    room: a step for every element, a gap byte more for every 255 elements since the last position.
+    """
+    count = new.size // width
+    last, gap_end, step_end, wide_end = state[0], state[1], state[2], state[3]
+    for start in range(0, count, 64):
+        word = block_mask(old, new, start, count, width)
+        while word:
+            index = start + lowest_bit(word)
+            word &= word - np.uint64(1)
+            position = first + index
+            gap = position - last - 1
+            last = position
+            while gap >= 255:
+                gaps[gap_end] = 255
+                gap_end += 1
+                gap -= 255
+            gaps[gap_end] = gap
+            gap_end += 1
+            code = step_code(load(old, index * width, width), load(new, index * width, width), sign, mask)
+            if code < np.uint64(255):
+                steps[step_end] = code
+            else:
+                steps[step_end] = 255
+                wide[wide_end] = code
+                wide_end += 1
+            step_end += 1
+    state[0], state[1], state[2], state[3] = last, gap_end, step_end, wide_end
+
+
+@kernel
+def read_gaps(old, width, sign, mask, gaps, steps, wide, positions, values):  # type: ignore[no-untyped-def]
+    """Fills `positions` and `values` with one entry a step. Returns an error code."""
+    count = old.size // width
+    position, gap_end, wide_end = np.int64(-1), 0, 0
+    for i in range(steps.size):
+        piece = np.int64(255)
+        position += 1
+        while piece == 255:
+            if gap_end >= gaps.size:
+                return TRUNCATED
+            piece = np.int64(gaps[gap_end])
+            gap_end += 1
+            position += piece
+        if position >= count:
+            return BEYOND_END
+        code = np.uint64(steps[i])
+        if code == np.uint64(255):
+            if wide_end >= wide.size:
+                return TRUNCATED
+            code = np.uint64(wide[wide_end])
+            wide_end += 1
+            if code < np.uint64(255):
+                return BAD_STEP
+        if code >= mask:
+            return BAD_STEP
+        positions[i] = position
+        store(values, i * width, stepped(load(old, position * width, width), code, sign, mask), width)
+    if gap_end != gaps.size or wide_end != wide.size:
+        return LEFT_OVER
+    return 0

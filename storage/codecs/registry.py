@@ -1,0 +1,21 @@
+"""The codecs by name. A name that is not registered is a typed error, never a guess."""
+
+from collections.abc import Mapping
+
+from weighbridge.errors import PayloadCorrupt
+from weighbridge.storage.codecs.contract import Codec
+from weighbridge.storage.codecs.full import FullCodec
+from weighbridge.storage.codecs.gap import GapCodec
+
+CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (FullCodec(), GapCodec())}
+
+
+def get_codec(name: str) -> Codec:
+    """The codec of a name. Raises PayloadCorrupt for one that is unknown here."""
+    try:
+        return CODECS[name]
+    except KeyError:
+        known = ", ".join(CODECS)
+        raise PayloadCorrupt(
+            f"codec {name[:80]!r} is not known here (known: {known}); nothing was written. Upgrade weighbridge."
+        ) from None
