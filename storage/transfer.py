@@ -1,20 +1,18 @@
 """Shards up and down: in ranges, in parallel, each retried, resumed after a crash, and proved by digest before the
 final name exists. Must not know what a shard holds, nor keep more of it in memory than the ranges in flight."""
 
-import errno
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from weighbridge.errors import DiskFull, ObjectMissing, ShardCorrupt, StoreError, StoreRefused
 from weighbridge.storage.backoff import Backoff
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.digests import Hasher, new_hasher
+from weighbridge.storage.localdisk import Disk, LocalDisk
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import ShardInfo
 
@@ -41,32 +39,34 @@ def fetch_object(
     downloads: int = 3,
     backoff: Backoff | None = None,
     progress: Progress | None = None,
-    durable: bool = True,
+    disk: Disk | None = None,
 ) -> None:
     """Fetches an object to `path`, which appears only whole, right by `info`'s size and digest, and synced.
 
     Bytes go to `path` + ".part" in order, so what an earlier process left there is where this one goes on; a file that
     is already at `path` and right is kept. Memory is bounded by RANGES_IN_FLIGHT ranges of RANGE_BYTES. A download with
     a wrong digest is done again from the start, `downloads` in all, then it is ShardCorrupt. Raises ObjectMissing and
-    StoreRefused at once, StoreError after the deadline, DiskFull (the part file is then removed).
-    `durable=False` skips fsync, for a replica on tmpfs.
+    StoreRefused at once, StoreError after the deadline, DiskFull (the part file is then removed). `disk` says how
+    durable a file is made; `progress` is called in the caller's thread.
     """
     source = _Source(store, key, info, _Retry(clock, clock.monotonic() + deadline_seconds, backoff or Backoff()))
     report = progress or _ignore
     part = path.with_name(path.name + PART_SUFFIX)
-    with _local_failures(part, info):
-        if _is_right(path, info, digest_kind):
-            report(info.nbytes)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if _is_right(path, info, digest_kind):
+        report(info.nbytes)
+        return
+    target = disk or LocalDisk()
+    try:
+        target.make_folder(path.parent)
         for _ in range(downloads):
-            if _complete(part, source, new_hasher(digest_kind), report, durable) == info.digest:
-                part.replace(path)
-                if durable:
-                    _sync_folder(path.parent)
+            if _complete(target, part, source, new_hasher(digest_kind), report) == info.digest:
+                target.rename(part, path)
                 return
-            part.unlink()
+            target.unlink(part)
             report(-info.nbytes)
+    except DiskFull:
+        target.unlink(part)  # the room is worth more than the bytes, which the store still has
+        raise
     raise ShardCorrupt(
         f"{key} in {store.url} was downloaded {downloads} times and never had the digest {info.digest.hex()} that its "
         "manifest names. Nothing was applied from it; the replica keeps its version. If other hosts see the same, the "
@@ -156,21 +156,19 @@ class _Source:
         return data
 
 
-def _complete(part: Path, source: _Source, hasher: Hasher, report: Progress, durable: bool) -> bytes:
+def _complete(disk: Disk, part: Path, source: _Source, hasher: Hasher, report: Progress) -> bytes:
     """Completes a part file and returns the digest of all of it, what an earlier process left there included."""
-    with part.open("a+b") as out:
-        if out.seek(0, os.SEEK_END) > source.info.nbytes:
-            out.truncate(0)
-        out.seek(0)
-        done = _digest_into(hasher, out)
-        report(done)
-        for data in _in_order(source, done):
-            out.write(data)
-            hasher.update(data)
-            report(len(data))
-        out.flush()
-        if durable:
-            os.fsync(out.fileno())
+    if _size(part) > source.info.nbytes:
+        disk.unlink(part)
+    done = _digest_into(hasher, part)
+    report(done)
+    if not done:
+        disk.append(part, [])  # an empty shard is a file too
+    for data in _in_order(source, done):
+        disk.append(part, [data])
+        hasher.update(data)
+        report(len(data))
+    disk.sync(part)
     return hasher.digest()
 
 
@@ -197,48 +195,26 @@ def _in_order(source: _Source, done: int) -> Iterator[bytes]:
 
 
 def _is_right(path: Path, info: ShardInfo, digest_kind: str) -> bool:
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != info.nbytes:
-                return False
-            hasher = new_hasher(digest_kind)
-            _digest_into(hasher, file)
-            return hasher.digest() == info.digest
-    except FileNotFoundError:
+    if not path.exists() or _size(path) != info.nbytes:
         return False
+    hasher = new_hasher(digest_kind)
+    _digest_into(hasher, path)
+    return hasher.digest() == info.digest
 
 
-def _digest_into(hasher: Hasher, file: BinaryIO) -> int:
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _digest_into(hasher: Hasher, path: Path) -> int:
+    """Adds a file's bytes, none when it is not there, and returns how many."""
     done = 0
-    while chunk := file.read(_CHUNK_BYTES):
-        hasher.update(chunk)
-        done += len(chunk)
+    if path.exists():
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                hasher.update(chunk)
+                done += len(chunk)
     return done
-
-
-@contextmanager
-def _local_failures(part: Path, info: ShardInfo) -> Iterator[None]:
-    """A full local disk gets its room back: the part file goes, and the replica's versions are not touched."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            part.unlink(missing_ok=True)
-            raise DiskFull(
-                f"no room for {info.name} ({info.nbytes} bytes) in {part.parent}: {error.strerror}. The replica keeps "
-                "the version that it has. Free some space; the next sync fetches it again."
-            ) from error
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _ignore(nbytes: int) -> None:
