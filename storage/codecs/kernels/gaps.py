@@ -35,7 +35,7 @@ def pattern_of(rank, sign, mask):  # type: ignore[no-untyped-def]
 
 @inlined
 def step_code(old, new, sign, mask):  # type: ignore[no-untyped-def]
-    """Zigzag of the step between two patterns that differ, less one: 0 is one rank up, 1 one down, 2 two up, ..."""
+    """Zigzag of the step between two patterns that differ, less one: 0 is one rank down, 1 one up, 2 two down, ..."""
     step = (rank_of(new, sign) - rank_of(old, sign)) & mask
     zigzag = (step << np.uint64(1)) & mask
     if step > mask >> np.uint64(1):
