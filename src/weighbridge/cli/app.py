@@ -1,0 +1,58 @@
+"""The commands by name. Each lives in its own module and is imported when it runs, so that `log` starts without
+Prefect or torch."""
+
+from cyclopts import App
+
+from weighbridge import __version__
+
+app = App(
+    name="weighbridge",
+    help="Lossless delta weight sync for RL post-training, run by Prefect.",
+    version=__version__,
+)
+
+app.command(
+    "weighbridge.cli.demo:demo",
+    name="demo",
+    help="The main job on this machine: a small model trains, three hosts follow it, every byte is proven.",
+)
+app.command(
+    "weighbridge.cli.sync:sync",
+    name="sync",
+    help="Publish a checkpoint folder as the next version, and roll it out to hosts.",
+)
+app.command(
+    "weighbridge.cli.host:host",
+    name="host",
+    help="Run on an inference host: follow the store, as Prefect and the store's head say.",
+)
+app.command(
+    "weighbridge.cli.replica:pull",
+    name="pull",
+    help="Bring a replica to a version from the store alone, without an orchestrator.",
+)
+app.command(
+    "weighbridge.cli.replica:verify",
+    name="verify",
+    help="Prove a version, a replica or a checkpoint folder by its digests.",
+)
+app.command("weighbridge.cli.replica:checkout", name="checkout", help="Rebuild a version as an HF checkpoint folder.")
+app.command(
+    "weighbridge.cli.history:status",
+    name="status",
+    help="The hosts: which version each serves, how far behind it is, how its last sync went.",
+)
+app.command("weighbridge.cli.history:log", name="log", help="The versions of a run, newest first.")
+app.command(
+    "weighbridge.cli.history:show", name="show", help="One version: what changed, and what every host made of it."
+)
+app.command("weighbridge.cli.history:diff", name="diff", help="What changed between two versions, tensor by tensor.")
+app.command(
+    "weighbridge.cli.retry:retry", name="retry", help="Run the failed host syncs of a version again, on the same hosts."
+)
+
+server = App(name="server", help="The embedded Prefect server of this machine: start, stop, where.")
+server.command("weighbridge.cli.server:start", name="start", help="Start the server, or say where it already runs.")
+server.command("weighbridge.cli.server:stop", name="stop", help="Stop the server and its database.")
+server.command("weighbridge.cli.server:where", name="where", help="Where the server runs, if it does.")
+app.command(server)

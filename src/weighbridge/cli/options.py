@@ -1,0 +1,27 @@
+"""The options that several commands share, with one wording each, and how they become settings."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from weighbridge.errors import UsageError
+from weighbridge.settings import Settings, load_settings
+
+Store = Annotated[str | None, Parameter(name="--store", help="Where versions are kept: a directory or a URL.")]
+Base = Annotated[Path | None, Parameter(name="--base", help="The base checkpoint, an HF folder: version 0.")]
+ReplicaFolder = Annotated[Path | None, Parameter(name="--replica", help="This host's replica folder.")]
+Run = Annotated[str | None, Parameter(name="--run", help="The run's id; by default the one that claimed the store.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="JSON instead of text.")]
+LogJson = Annotated[bool, Parameter(name="--log-json", negative=(), help="Events as JSON lines on standard error.")]
+Version = Annotated[int | None, Parameter(name="--version", help="The version; by default the newest.")]
+
+
+def settings_of(needed: tuple[str, ...] = (), /, **arguments: Any) -> Settings:
+    """Settings from arguments, environment and files. Raises UsageError when one that is needed was not given."""
+    settings = load_settings(arguments)
+    missing = [name for name in needed if getattr(settings, name) is None]
+    if missing:
+        options = ", ".join(f"--{name.replace('_', '-')} (or WEIGHBRIDGE_{name.upper()})" for name in missing)
+        raise UsageError(f"missing: {options}. Nothing was started.")
+    return settings

@@ -1,0 +1,209 @@
+"""The front door for trainers: `WeightSync` publishes what changed after each optimizer step. Gathers in the caller's
+thread; everything else runs in a thread of its own, so that the trainer's event loop and signal handlers stay its own.
+"""
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from weighbridge import logs
+from weighbridge.errors import CommitConflict, UsageError, WriterOvertaken
+from weighbridge.settings import Settings, load_settings
+from weighbridge.storage.batching import batches
+from weighbridge.storage.checkpoint import open_checkpoint
+from weighbridge.storage.clock import SystemClock
+from weighbridge.storage.codecs.kernels import warm as warm_kernels
+from weighbridge.storage.feed import Feed, FeedBroken
+from weighbridge.storage.localdisk import LocalDisk
+from weighbridge.storage.publication import Publication
+from weighbridge.storage.publisher import Publisher, open_publisher
+from weighbridge.storage.stores import open_store
+from weighbridge.storage.expectation import Expectation
+from weighbridge.tasks.gather import Source, gather
+from weighbridge.values import HostOutcome, Label, PushResult
+
+_CONFLICT_TRIES = 3
+
+
+class PendingPush:
+    """A push whose weights were read: the trainer may go on. `version` is the number that it will have."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self._done = threading.Event()
+        self._result: PushResult | None = None
+        self._failure: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether `result` would answer at once."""
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> PushResult:
+        """What the push did. Raises what went wrong, or TimeoutError when it is not over within `timeout` seconds."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the push of version {self.version} is not over after {timeout} s; it goes on")
+        if self._failure is not None:
+            raise self._failure
+        assert self._result is not None
+        return self._result
+
+    def _end(self, result: PushResult | None, failure: BaseException | None) -> None:
+        self._result, self._failure = result, failure
+        self._done.set()
+
+
+class WeightSync:
+    """Publishes a model's versions to a store and brings hosts to them. Use it from one thread, or as a context manager.
+
+    store: a directory or URL. base: the HF folder that is version 0. hosts: names under which `weighbridge host`
+    processes run; none publishes alone, without Prefect having anything to dispatch. `settings` are those of
+    `weighbridge.settings.Settings` (run, aliases, unchanged, digest, policy, sync_deadline, threads, ...); what is not
+    given comes from `WEIGHBRIDGE_*` and the configuration files. Raises UsageError at once for what cannot be right.
+
+    One copy of the model stays in memory from `warm` or the first push on.
+    """
+
+    def __init__(
+        self, store: str | Path | None = None, base: str | Path | None = None, hosts: Sequence[str] = (), **settings: Any
+    ) -> None:
+        given = {"store": str(store) if store else None, "base": base, "hosts": tuple(hosts) or None, **settings}
+        self._settings: Settings = load_settings(given)
+        if self._settings.store is None or self._settings.base is None:
+            raise UsageError("WeightSync needs a store and a base checkpoint. Nothing was started.")
+        logs.configure(json_lines=self._settings.log_json)
+        self._publisher: Publisher | None = None
+        self._spool: Path | None = None
+        self._last: PendingPush | None = None
+        self._under_way: Publication | None = None
+
+    def warm(self) -> None:
+        """Opens the run, takes it over from a writer before this one, and brings every host to the newest version.
+
+        Worth calling while the first step trains: it digests the base, compiles kernels, starts the embedded server
+        when no PREFECT_API_URL is set, and seeds and proves every host's replica. Raises SyncIncomplete when fewer
+        hosts made it than the policy asks for.
+        """
+        publisher = self._open()
+        publisher.take_over()
+        warm_kernels()
+        if self._settings.hosts:
+            run_rollout(self._settings, publisher.run_id, publisher.version)
+
+    def push(
+        self, source: Source, *, labels: Mapping[str, Label] | None = None, wait: bool = True
+    ) -> "PushResult | PendingPush":
+        """Publishes `source` as the next version and brings the hosts to it.
+
+        source: a module, a state dict, (name, tensor) pairs, or a checkpoint folder; names, dtypes and shapes are the
+        base's (fp32, bf16 and fp16 are cast to each other). The weights must not change until `push` returns. With
+        `wait=False` it returns a `PendingPush` once the weights were read.
+
+        Raises GatherError (the store is as it was), CommitStateUnknown (the next push settles it), WriterOvertaken
+        (for good), OrchestrationError (says whether the version stands), SyncIncomplete (it stands; some hosts do not
+        serve it).
+        """
+        again = 0 if isinstance(source, Iterator) else _CONFLICT_TRIES
+        while True:
+            try:
+                pending = self._push(source, dict(labels or {}))
+                return pending.result() if wait else pending
+            except CommitConflict as conflict:
+                # The weights are still there to be read again, and become the version after the other writer's.
+                if isinstance(conflict, WriterOvertaken) or again == 0:
+                    raise
+                again -= 1
+
+    def close(self) -> None:
+        """Waits for a push that is under way and lets go of the snapshot. Versions and hosts stay as they are."""
+        if self._last is not None:
+            self._last._done.wait()
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
+        self._publisher = self._spool = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def version(self) -> int:
+        """The newest version that this writer published or found."""
+        return self._open().version
+
+    def _open(self) -> Publisher:
+        if self._publisher is None:
+            settings = self._settings
+            assert settings.store is not None and settings.base is not None
+            if settings.spool is not None:
+                settings.spool.mkdir(parents=True, exist_ok=True)
+            self._spool = Path(tempfile.mkdtemp(prefix="weighbridge-spool-", dir=settings.spool))
+            self._publisher = open_publisher(
+                open_store(settings.store),
+                open_checkpoint(settings.base),
+                run_id=settings.run,
+                digest_kind=settings.digest,
+                aliases=settings.aliases,
+                spool=self._spool,
+                disk=LocalDisk("process"),
+                clock=SystemClock(),
+                threads=settings.encode_threads,
+            )
+        return self._publisher
+
+    def _push(self, source: Source, labels: Mapping[str, Label]) -> PendingPush:
+        publisher = self._open()
+        if self._under_way is not None:
+            self._under_way.settled.wait()
+        started = time.perf_counter()
+        feed = Feed(in_flight=self._settings.encode_threads + 1)
+        publication = Publication(publisher, publisher.begin(), feed, labels)
+        pending = PendingPush(publication.attempt.version)
+        self._under_way, self._last = publication, pending
+        threading.Thread(
+            target=self._publish, args=(publication, pending, started), name="weighbridge-sync", daemon=True
+        ).start()
+        try:
+            self._gather(source, publication)
+        except FeedBroken:
+            pending.result()  # raises what broke it
+        except BaseException as failure:
+            feed.fail(failure)
+            pending._done.wait()
+            raise
+        return pending
+
+    def _gather(self, source: Source, publication: Publication) -> None:
+        """Reads the trainer's tensors, in the trainer's thread, until all of them were encoded."""
+        started = time.perf_counter()
+        publisher, feed = publication.publisher, publication.feed
+        aliases = {**publisher.aliases, **self._settings.aliases}
+        expect = Expectation(publisher.specs, aliases, self._settings.unchanged)
+        tensors = ((item.spec, item.lasting()) for item in gather(source, expect))
+        for batch in batches(tensors, shard_bytes=self._settings.shard_bytes):
+            feed.put(batch)
+        feed.close()
+        feed.drain()
+        publication.seconds["gather"] = time.perf_counter() - started
+
+    def _publish(self, publication: Publication, pending: PendingPush, started: float) -> None:
+        """The other thread's part: the sync flow, and what it came to."""
+        result, failure = None, None
+        try:
+            outcome = run_sync(self._settings, publication)
+            publication.seconds["total"] = time.perf_counter() - started
+            result = _result(publication, outcome)
+        except BaseException as error:  # noqa: BLE001 - this thread's edge: the trainer's thread gets it
+            publication.feed.fail(error)
+            failure = error
+        finally:
+            publication.give_up()
+            pending._end(result, failure)

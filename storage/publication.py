@@ -1,0 +1,42 @@
+"""One push under way: what the trainer's thread and the threads that publish share. Says when the commit stands, and
+keeps that answer when whoever ran it is lost."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weighbridge.storage.attempt import Attempt
+from weighbridge.storage.feed import Feed
+from weighbridge.storage.publisher import Publisher
+from weighbridge.values import Label, Manifest
+
+
+@dataclass(slots=True)
+class Publication:
+    """Made by `push`, carried through Prefect in a handle. `manifest` is set once the commit stands, `settled` once
+    the publisher may begin the next one, whatever came of this one. `seconds` by phase."""
+
+    publisher: Publisher
+    attempt: Attempt
+    feed: Feed
+    labels: Mapping[str, Label]
+    manifest: Manifest | None = None
+    settled: threading.Event = field(default_factory=threading.Event)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def commit(self) -> Manifest:
+        """Commits the attempt and advances the snapshot; see Publisher.commit."""
+        started = time.perf_counter()
+        try:
+            self.manifest = self.publisher.commit(self.attempt, self.labels)
+        finally:
+            self.seconds["commit"] = time.perf_counter() - started
+            self.settled.set()
+        return self.manifest
+
+    def give_up(self) -> None:
+        """Takes back what was uploaded, if the commit was never sent; the store is as it was before this push."""
+        if not self.settled.is_set():
+            self.publisher.discard(self.attempt)
+            self.settled.set()
