@@ -1,0 +1,74 @@
+"""What a person reads in the UI of a sync: the version's weigh bill and the hosts' table. Must not decide anything; an
+artifact that cannot be written is not worth a sync."""
+
+from collections.abc import Mapping, Sequence
+
+import structlog
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from weighbridge.flows.connection import UNREACHABLE
+from weighbridge.values import HostOutcome, Manifest
+
+log = structlog.get_logger("weighbridge.artifacts")
+
+HOSTS_KEY = "weighbridge-hosts"
+BILL_KEY = "weighbridge-bill"
+
+
+def show_bill(manifest: Manifest, seconds: Mapping[str, float]) -> None:
+    """Leaves the weigh bill of a version on the current run."""
+    try:
+        create_markdown_artifact(bill(manifest, seconds), key=BILL_KEY, description=f"version {manifest.version}")
+    except UNREACHABLE as error:
+        log.warning("weigh bill not shown", version=manifest.version, error=str(error))
+
+
+def show_hosts(version: int, hosts: Sequence[HostOutcome]) -> None:
+    """Leaves the table of hosts on the current run."""
+    try:
+        create_table_artifact(hosts_table(hosts), key=HOSTS_KEY, description=f"version {version}")
+    except UNREACHABLE as error:
+        log.warning("hosts' table not shown", version=version, error=str(error))
+
+
+def bill(manifest: Manifest, seconds: Mapping[str, float]) -> str:
+    """The weigh bill as markdown: what changed, what it weighs on the wire, and the time of each phase in seconds."""
+    changed, wire = manifest.changed_elements, manifest.wire_bytes
+    rows = [
+        (
+            "changed",
+            f"{changed:,} of {manifest.model_elements:,} elements ({_share(changed, manifest.model_elements)})",
+        ),
+        ("tensors", f"{len({row.key.tensor for row in manifest.rows}):,} of {manifest.tensors:,}"),
+        ("on the wire", f"{wire:,} bytes in {len(manifest.shards)} shards"),
+        ("a changed element", f"{wire / changed:.2f} bytes" if changed else "nothing changed"),
+        ("against the model", f"1 : {manifest.model_bytes / wire:,.0f}" if wire else f"{manifest.model_bytes:,} : 0"),
+        ("state", f"`{manifest.state_digest[:16]}`"),
+        ("manifest", f"`{manifest.digest[:16]}`"),
+        *((phase, f"{taken:.3f} s") for phase, taken in seconds.items()),
+        *((f"label {_cell(name)}", _cell(value)) for name, value in sorted(manifest.labels.items())),
+    ]
+    lines = [f"## Version {manifest.version} of {manifest.run_id}", "", "| | |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def hosts_table(hosts: Sequence[HostOutcome]) -> list[dict[str, str]]:
+    """One row a host: what became of it, what it serves, how long it took, and why not if so."""
+    return [
+        {
+            "host": host.host,
+            "outcome": host.outcome,
+            "serves": str(host.version) if host.version >= 0 else "?",
+            **{phase: f"{host.seconds[phase]:.3f} s" for phase in ("fetch", "apply", "pause") if phase in host.seconds},
+            "why": host.error,
+        }
+        for host in hosts
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.3%}" if whole else "-"
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

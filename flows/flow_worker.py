@@ -1,0 +1,130 @@
+"""A Prefect worker that runs a few flows, named to it beforehand, inside its own warm process; woken by events, with
+polling as the floor. Must not know what the flows do, and never follows an entry point that a server names."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from typing import Any, ClassVar
+from uuid import UUID
+
+import anyio.abc
+import structlog
+from prefect import Flow
+from prefect.client.schemas.objects import FlowRun, WorkerFlowRunResponse
+from prefect.events.clients import get_events_subscriber
+from prefect.events.filters import EventFilter, EventNameFilter
+from prefect.exceptions import PrefectSignal
+from prefect.flow_engine import run_flow
+from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
+
+from weighbridge.flows import names
+from weighbridge.flows.connection import connected
+
+log = structlog.get_logger("weighbridge.worker")
+
+_SLOT_SECONDS = 0.02
+WAKING = ("prefect.flow-run.Scheduled", "prefect.flow-run.AwaitingRetry", "prefect.flow-run.Late")
+
+
+class FlowRunResult(BaseWorkerResult):
+    """How a run left the worker; what became of it is the flow engine's to report."""
+
+
+class FlowWorker(BaseWorker[BaseJobConfiguration, BaseVariables, FlowRunResult]):
+    """Runs the flows it was given, in a thread each, from one work queue, at most `limit` at a time."""
+
+    type = names.POOL_TYPE
+    job_configuration = BaseJobConfiguration
+    job_configuration_variables = BaseVariables
+    _description: ClassVar[str] = "Runs weighbridge's flows inside a warm process on the machine they are about."
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        queue: str,
+        name: str,
+        flows: Mapping[str, Flow[..., Any]],
+        api_url: str,
+        limit: int,
+        order: Callable[[FlowRun], Any],
+        running: set[UUID],
+    ) -> None:
+        super().__init__(work_pool_name=pool, work_queues=[queue], name=name, limit=limit)
+        self.queue = queue
+        self.woken = asyncio.Event()
+        self._flows = flows
+        self._api_url = api_url
+        self._order = order
+        self._flow_names: dict[UUID, str] = {}
+        self._running = running
+
+    async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        """Takes what waits in the order we were given, where Prefect takes the oldest first."""
+        return await super()._submit_scheduled_flow_runs(
+            sorted(flow_run_response, key=lambda entry: self._order(entry.flow_run))
+        )
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: BaseJobConfiguration,
+        task_status: anyio.abc.TaskStatus[str] | None = None,  # type: ignore[override]
+    ) -> FlowRunResult:
+        """Runs one flow run to its end in a thread of this process. A flow that is not ours is refused."""
+        identifier = f"{os.getpid()}"
+        flow = self._flows.get(await self._flow_name(flow_run.flow_id))
+        if flow is None:
+            raise LookupError(
+                f"this worker runs {', '.join(sorted(self._flows))} and nothing else; the run was refused."
+            )
+        if task_status is not None:
+            task_status.started(identifier)
+        fresh = await self.client.read_flow_run(flow_run.id)  # the engine needs the state as it is now
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, copy_context().run, self._run_here, flow, fresh)
+        finally:
+            # Once our slot is free again: something may have come in while it was taken.
+            asyncio.get_running_loop().call_later(_SLOT_SECONDS, self.woken.set)
+        return FlowRunResult(status_code=0, identifier=identifier)
+
+    def _run_here(self, flow: Flow[..., Any], flow_run: FlowRun) -> None:
+        self._running.add(flow_run.id)
+        try:
+            with connected(self._api_url):
+                run_flow(flow, flow_run=flow_run, return_type="state")
+        except PrefectSignal as signal:  # cancelled, paused or taken away before it began: the server knows already
+            log.info("run not carried out", flow_run=flow_run.name, reason=str(signal))
+        finally:
+            # Here and not with the caller, which may lose its server, and be gone, long before this thread ends.
+            self._running.discard(flow_run.id)
+
+    async def _flow_name(self, flow_id: UUID) -> str:
+        if flow_id not in self._flow_names:
+            self._flow_names[flow_id] = (await self.client.read_flow(flow_id)).name
+        return self._flow_names[flow_id]
+
+    async def listen(self) -> None:
+        """Sets `woken` whenever a run of our queue is to start. Ends, by an error, when the connection does."""
+        wanted = EventFilter(event=EventNameFilter(name=list(WAKING)))
+        async with get_events_subscriber(filter=wanted, reconnection_attempts=0) as subscriber:
+            self.woken.set()  # what happened before we listened
+            async for event in subscriber:
+                if any(r.role == "work-queue" and r.name == self.queue for r in event.related):
+                    self.woken.set()
+
+    async def poll(self, *, seconds: float) -> None:
+        """Takes up what waits, when woken and every `seconds` at least. Ends, by an error, when the server is lost."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.woken.wait(), seconds)
+            self.woken.clear()
+            await self.get_and_submit_flow_runs()
+
+    async def report(self, *, seconds: float) -> None:
+        """Tells the server that we live. Ends, by an error, when the server is lost."""
+        while True:
+            await asyncio.sleep(seconds)
+            await self.sync_with_backend()

@@ -1,0 +1,110 @@
+"""Keeps one worker at work until it is told to stop: finds the server, connects, and does so again whenever the server
+was away. Must not know what the runs do."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import structlog
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
+
+from weighbridge.errors import WeighbridgeError
+from weighbridge.flows.connection import UNREACHABLE, connected, find_api
+from weighbridge.flows.deployments import forget_deployments
+from weighbridge.flows.flow_worker import FlowWorker
+from weighbridge.storage.backoff import Backoff
+
+log = structlog.get_logger("weighbridge.worker")
+
+_REPORT_SECONDS = 15.0
+_LOOK_SECONDS = 0.1
+_WAITS = {"first_seconds": 0.5, "most_seconds": 15.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker is for. `prepare` runs before the first poll over each new connection; `tell` after each change of
+    the connection. `running` are the runs under way, which outlive a connection."""
+
+    pool: str
+    queue: str
+    flows: Mapping[str, Flow[..., Any]]
+    limit: int
+    order: Callable[[FlowRun], Any]
+    prepare: Callable[[SyncPrefectClient], None]
+    tell: Callable[[bool], None]
+    running: set[UUID] = field(default_factory=set)
+
+
+async def keep_working(work: Work, *, home: Path | None, poll_seconds: float, stop: threading.Event) -> None:
+    """Works until `stop` is set, then ends after the runs under way. Starts the embedded server at the first look only:
+    one that somebody stopped stays stopped."""
+    waits, start = Backoff(**_WAITS).waits(), True
+    while not stop.is_set():
+        try:
+            api_url = await asyncio.to_thread(find_api, home, start=start)
+            with connected(api_url) as client:
+                await asyncio.to_thread(work.prepare, client)
+                work.tell(True)
+                waits = Backoff(**_WAITS).waits()
+                await _work(work, api_url, poll_seconds=poll_seconds, stop=stop)
+        except* (WeighbridgeError, *UNREACHABLE) as failures:
+            log.warning("no Prefect server for now; will look again", queue=work.queue, error=_first(failures))
+        start = False
+        forget_deployments()
+        if not stop.is_set():
+            work.tell(False)
+            await _stopped(stop, within_seconds=next(waits))
+
+
+async def _work(work: Work, api_url: str, *, poll_seconds: float, stop: threading.Event) -> None:
+    worker = FlowWorker(
+        pool=work.pool,
+        queue=work.queue,
+        name=work.queue,
+        flows=work.flows,
+        api_url=api_url,
+        limit=work.limit,
+        order=work.order,
+        running=work.running,
+    )
+    async with worker, asyncio.TaskGroup() as group:
+        services = [
+            group.create_task(worker.poll(seconds=poll_seconds)),
+            group.create_task(worker.report(seconds=_REPORT_SECONDS)),
+            group.create_task(_listen(worker)),
+        ]
+        await _stopped(stop)
+        for service in services:
+            service.cancel()
+
+
+async def _listen(worker: FlowWorker) -> None:
+    """Events make a run start sooner; without them the polls find it. So their loss is never the worker's."""
+    waits = Backoff(**_WAITS).waits()
+    while True:
+        try:
+            await worker.listen()
+        except Exception as error:  # noqa: BLE001 - the edge to a websocket library with errors of many kinds
+            log.info("events lost; polling goes on", queue=worker.queue, error=f"{type(error).__name__}: {error}")
+        await asyncio.sleep(next(waits))
+
+
+async def _stopped(stop: threading.Event, *, within_seconds: float = float("inf")) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_seconds
+    while not stop.is_set() and loop.time() < deadline:
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _first(failures: BaseExceptionGroup[Any]) -> str:
+    first: BaseException = failures
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return f"{type(first).__name__}: {first}"

@@ -1,0 +1,38 @@
+"""The names by which flows, hosts and people find each other in Prefect: pools, deployments, tags, keys. Must not know
+how any of them runs."""
+
+HOSTS_POOL = "weighbridge"
+"""One queue in it a host, named after the host."""
+STEWARD_POOL = "weighbridge-steward"
+POOL_TYPE = "weighbridge-host"
+
+HOST_SYNC = "host-sync"
+ROLLOUT = "rollout"
+
+HOST_DEPLOYMENT = f"{HOST_SYNC}/host"
+ROLLOUT_DEPLOYMENT = f"{ROLLOUT}/steward"
+
+PARTIAL = "PartialRollout"
+HEALED = "Healed"
+SUPERSEDED = "Superseded"
+ENOUGH = "Enough"
+
+
+def run_tag(run: str) -> str:
+    """Marks everything that belongs to one training run."""
+    return f"run:{run}"
+
+
+def version_tag(version: int) -> str:
+    """Marks everything that belongs to one version."""
+    return f"version:{version}"
+
+
+def host_tag(host: str) -> str:
+    """Marks everything that one host did."""
+    return f"host:{host}"
+
+
+def host_key(run: str, version: int, host: str) -> str:
+    """The idempotency key: one host run for a version, however often it is asked for."""
+    return f"{HOST_SYNC}:{run}:{version}:{host}"

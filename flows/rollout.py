@@ -1,0 +1,134 @@
+"""Rollout: takes a version to hosts, by number alone, so it can be run again anywhere. What became of it is a function
+of the hosts' records in the store; the state it ends in only shows that."""
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import structlog
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext, SyncClientContext
+from prefect.states import Completed, Failed
+
+from weighbridge.errors import UsageError
+from weighbridge.flows import names
+from weighbridge.flows.artifacts import show_hosts
+from weighbridge.flows.context import store_here
+from weighbridge.flows.deployments import ensure_deployment
+from weighbridge.flows.dispatch import dispatch, follow
+from weighbridge.storage.clock import Clock, SystemClock
+from weighbridge.storage.records import SERVED, SUPERSEDED, host_outcome, latest, outcome_of, read_records, write_record
+from weighbridge.storage.stores.contract import Store
+from weighbridge.values import HostOutcome, HostRecord
+
+log = structlog.get_logger("weighbridge.rollout")
+
+MISSED = "missed"
+PENDING = "pending"
+_MADE_IT = (SERVED, SUPERSEDED)
+
+
+def ensure_rollout(client: SyncPrefectClient) -> UUID:
+    """Makes sure that the rollout's own deployment exists, for a steward to execute; returns its id."""
+    return ensure_deployment(client, rollout, deployment=names.ROLLOUT_DEPLOYMENT, pool=names.STEWARD_POOL)
+
+
+@flow(name=names.ROLLOUT, flow_run_name="rollout of v{version}", persist_result=False)
+def rollout(
+    run: str, version: int, hosts: list[str], required: float = 1.0, deadline_seconds: float = 600.0
+) -> State[Any]:
+    """Rolls a version out: a host-sync run a host, then the hosts' records.
+
+    `required` is the share of hosts that must make it (1 all, 0 best effort); a share below 1 is waited for only until
+    it is reached. Ends Completed, or Failed under the name PartialRollout.
+    """
+    if not hosts or len(set(hosts)) != len(hosts) or not 0 <= required <= 1:
+        raise UsageError(f"a rollout needs hosts, each named once, and a share of them: {hosts}, {required}.")
+    store = store_here(run)
+    needed = math.ceil(required * len(hosts))
+    with SyncClientContext.get_or_create() as context:
+        _tag(context.client, run, version)
+        runs = dispatch(context.client, run=run, version=version, hosts=hosts)
+        ended = follow(
+            context.client,
+            runs,
+            deadline_seconds=deadline_seconds,
+            enough=lambda now: 0 < needed < len(hosts) and sum(_is_completed(r) for r in now.values()) >= needed,
+        )
+    reached = 0 < needed < len(hosts) and sum(_is_completed(r) for r in ended.values()) >= needed
+    if not reached:
+        write_missed(store, run=run, version=version, hosts=hosts, runs=ended, clock=SystemClock())
+    outcome, table = hosts_outcome(store, version=version, hosts=hosts)
+    show_hosts(version, table)
+    return _state(outcome, table, version=version, needed=needed)
+
+
+def hosts_outcome(store: Store, *, version: int, hosts: Sequence[str]) -> tuple[str, tuple[HostOutcome, ...]]:
+    """What the records say of a version: its outcome, and an entry for each host asked, in the order asked.
+
+    "pending" stands for a host that has not answered yet, in both.
+    """
+    records = [r for r in read_records(store, version=version) if r.host in set(hosts)]
+    counted = latest(records)
+    table = tuple(host_outcome(counted[h]) if h in counted else HostOutcome(h, PENDING, -1, {}) for h in hosts)
+    return (PENDING if len(counted) < len(hosts) else outcome_of(records)), table
+
+
+def write_missed(
+    store: Store, *, run: str, version: int, hosts: Sequence[str], runs: Mapping[str, FlowRun], clock: Clock
+) -> None:
+    """Writes, in the rollout's own name, a record for each host that has none: it never answered."""
+    answered = {r.host for r in read_records(store, version=version)}
+    for host in hosts:
+        if host in answered:
+            continue
+        flow_run = runs.get(host)
+        seen = flow_run.state.name if flow_run is not None and flow_run.state is not None else "not known"
+        now = clock.now_ns()
+        write_record(
+            store,
+            HostRecord(
+                run_id=run,
+                host=host,
+                version=version,
+                attempt=uuid.uuid4().hex[:12],
+                outcome=MISSED,
+                stage="waiting",
+                from_version=-1,
+                state_digest="",
+                started_ns=now,
+                ended_ns=now,
+                fetched_bytes=0,
+                repaired=0,
+                error=f"the host did not answer by the deadline; its run is {seen}. It catches up once it is back.",
+                by="rollout",
+            ),
+        )
+
+
+def _state(outcome: str, table: Sequence[HostOutcome], *, version: int, needed: int) -> State[Any]:
+    made = sum(host.outcome in _MADE_IT for host in table)
+    said = f"{made} of {len(table)} hosts serve version {version}"
+    late = "; ".join(f"{host.host} {host.outcome}: {host.error}" for host in table if host.outcome not in _MADE_IT)
+    if made == len(table):
+        return Completed(name=names.HEALED if outcome == "healed" else "Completed", message=f"{said}.")
+    if made >= needed:
+        log.warning("some hosts are behind, as the policy allows", version=version, hosts=late)
+        return Completed(name=names.ENOUGH, message=f"{said}; {needed} were asked for. {late}")
+    log.error("rollout is partial", version=version, hosts=late)
+    return Failed(name=names.PARTIAL, message=f"{said}. {late}")
+
+
+def _is_completed(flow_run: FlowRun) -> bool:
+    return flow_run.state is not None and flow_run.state.is_completed()
+
+
+def _tag(client: SyncPrefectClient, run: str, version: int) -> None:
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        tags = {*context.flow_run.tags, names.run_tag(run), names.version_tag(version)}
+        client.update_flow_run(context.flow_run.id, tags=sorted(tags))

@@ -1,0 +1,236 @@
+"""The cut over: a proven folder becomes what the engine serves, or the last good one stays. A state machine whose every
+state is named in the host's record. Must not know stores, deltas or Prefect; the copies come as two calls."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from weighbridge.errors import EngineError, WeighbridgeError
+from weighbridge.tasks.engines.contract import Engine
+
+log = structlog.get_logger("weighbridge.cutover")
+
+
+class Stage(StrEnum):
+    """The states of a host's part in a version, in order. The engine serves the old version up to PAUSED."""
+
+    WAITING = "waiting"
+    FETCHED = "fetched"
+    VERIFIED = "verified"
+    APPLIED = "applied"
+    PAUSED = "paused"
+    RELOADED = "reloaded"
+    FLUSHED = "flushed"
+    VERSION_SET = "version set"
+    RESUMED = "resumed"
+    CANARY = "canary"
+
+
+class Copies(Protocol):
+    """What a cut over needs of a replica."""
+
+    @property
+    def current(self) -> Path:
+        """The link that the engine loads."""
+        ...
+
+    def switch(self) -> int:
+        """Points `current` to what was applied and proven; returns its version."""
+        ...
+
+    def fall_back(self) -> int:
+        """Points `current` to the other copy, the last good one; returns its version."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CutOver:
+    """How a cut over went: the stage it reached, the version served since, and how long the engine was paused."""
+
+    stage: Stage
+    version: int
+    pause_seconds: float
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class CutOverFailed(EngineError):
+    """A cut over that did not reach its end. `served` is the version served since; None: left paused."""
+
+    def __init__(self, message: str, *, stage: Stage, served: int | None, pause_seconds: float) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.served = served
+        self.pause_seconds = pause_seconds
+
+
+def cut_over(
+    copies: Copies,
+    engine: Engine,
+    *,
+    version: int,
+    previous: int,
+    reload: bool,
+    deadline_seconds: float,
+    on_stage: Callable[[Stage], None] = lambda _: None,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> CutOver:
+    """Moves an engine from `previous` to `version`, which stands applied and proven in the spare copy.
+
+    `reload` False (an empty version) changes the number only. Each call to the engine gets what is left of the
+    deadline. Raises CutOverFailed; afterwards either the last good version is served, or the engine stays paused.
+    Resumes at most once, and never on weights that were not proven.
+    """
+    return _CutOver(copies, engine, version, previous, deadline_seconds, on_stage, monotonic).run(reload=reload)
+
+
+class _CutOver:
+    def __init__(
+        self,
+        copies: Copies,
+        engine: Engine,
+        version: int,
+        previous: int,
+        deadline_seconds: float,
+        on_stage: Callable[[Stage], None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._copies = copies
+        self._engine = engine
+        self._version = version
+        self._previous = previous
+        self._budget = deadline_seconds
+        self._on_stage = on_stage
+        self._now = monotonic
+        self._deadline = monotonic() + deadline_seconds
+        self._stage = Stage.APPLIED
+        self._paused_at: float | None = None
+        self._pause_seconds = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def run(self, *, reload: bool) -> CutOver:
+        if not reload:
+            return self._renumber()
+        self._pause()
+        try:
+            self._copies.switch()
+            self._load(self._version)
+        except WeighbridgeError as failure:
+            self._restore(failure)
+        self._resume(self._version)
+        self._canary()
+        return CutOver(self._stage, self._version, self._pause_seconds, self._seconds)
+
+    def _renumber(self) -> CutOver:
+        """The same weights under a new number: nothing to pause for."""
+        self._copies.switch()
+        try:
+            self._number(self._version)
+        except WeighbridgeError as failure:
+            raise self._failed(
+                f"the engine did not take version {self._version}: {failure} It serves the same weights.",
+                served=self._previous,
+            ) from failure
+        return CutOver(self._stage, self._version, 0.0, self._seconds)
+
+    def _pause(self) -> None:
+        # Before the call: a pause that timed out may have taken effect.
+        self._paused_at = self._now()
+        try:
+            self._timed("pause", lambda seconds: self._engine.pause(seconds=seconds))
+        except WeighbridgeError as failure:
+            # The weights are the old ones for certain, so resuming is safe, whether the pause took or not.
+            self._resume(self._previous, after=failure)
+            raise self._failed(
+                f"the engine did not pause: {failure} Nothing was switched; it serves version {self._previous}.",
+                served=self._previous,
+            ) from failure
+        self._reach(Stage.PAUSED)
+
+    def _load(self, version: int) -> None:
+        folder = self._copies.current
+        self._timed("reload", lambda seconds: self._engine.reload(folder, version, seconds=seconds))
+        self._reach(Stage.RELOADED)
+        self._timed("flush", lambda seconds: self._engine.flush(seconds=seconds))
+        self._reach(Stage.FLUSHED)
+        self._number(version)
+
+    def _number(self, version: int) -> None:
+        self._timed("set version", lambda seconds: self._engine.set_version(version, seconds=seconds))
+        answered = self._engine.read_version(seconds=self._left())
+        if answered is not None and answered != version:
+            raise EngineError(f"the engine was told version {version} and answers {answered}.")
+        self._reach(Stage.VERSION_SET)
+
+    def _restore(self, failure: WeighbridgeError) -> None:
+        """Loads the last good copy while still paused, resumes, and reports the failure; or leaves it paused."""
+        reached = self._stage
+        log.error("reload failed", version=self._version, stage=str(reached), error=str(failure))
+        self._deadline = self._now() + self._budget  # what is left may be nothing, and the good copy deserves a try
+        try:
+            kept = self._copies.fall_back()
+            self._load(kept)
+        except WeighbridgeError as second:
+            self._stage = reached
+            raise self._failed(
+                f"the engine failed to load version {self._version} ({failure}) and then the last good copy, version "
+                f"{self._previous} ({second}). It was left paused, since its weights are not known. Both copies on "
+                "disk are whole: restart the engine on the replica's `current` folder, then retry this host.",
+                served=None,
+            ) from second
+        self._resume(kept, after=failure)
+        self._stage = reached
+        raise self._failed(
+            f"the engine failed to load version {self._version}: {failure} It was given the last good copy again and "
+            f"serves version {kept}.",
+            served=kept,
+        ) from failure
+
+    def _resume(self, version: int, *, after: WeighbridgeError | None = None) -> None:
+        try:
+            self._timed("resume", lambda seconds: self._engine.resume(seconds=seconds))
+        except WeighbridgeError as failure:
+            raise self._failed(
+                f"the engine holds version {version} and did not resume: {failure} The resume is not sent twice; look "
+                f"at the engine, then retry this host.{f' Before that: {after}' if after else ''}",
+                served=None,
+            ) from failure
+        self._end_pause()
+        if after is None:
+            self._reach(Stage.RESUMED)
+
+    def _canary(self) -> None:
+        try:
+            self._timed("canary", lambda seconds: self._engine.probe(seconds=seconds))
+        except WeighbridgeError as failure:
+            raise self._failed(
+                f"the engine serves version {self._version}, and its canary failed: {failure}", served=self._version
+            ) from failure
+        self._reach(Stage.CANARY)
+
+    def _timed(self, phase: str, call: Callable[[float], None]) -> None:
+        begun = self._now()
+        try:
+            call(self._left())
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._now() - begun
+
+    def _left(self) -> float:
+        return max(0.001, self._deadline - self._now())
+
+    def _reach(self, stage: Stage) -> None:
+        self._stage = stage
+        self._on_stage(stage)
+
+    def _end_pause(self) -> None:
+        if self._paused_at is not None:
+            self._pause_seconds = self._now() - self._paused_at
+
+    def _failed(self, message: str, *, served: int | None) -> CutOverFailed:
+        if self._paused_at is not None and not self._pause_seconds:
+            self._end_pause()
+        return CutOverFailed(message, stage=self._stage, served=served, pause_seconds=self._pause_seconds)

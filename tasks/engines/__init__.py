@@ -1,0 +1,1 @@
+"""How a reload is asked of an engine; one kind of engine a file. Must not know replicas, stores or Prefect."""

@@ -1,0 +1,248 @@
+"""One attempt of a host at a version, as plain steps: plan and fetch, apply, verify, cut over, record. Knows the
+replica and the engine; must not know Prefect, which only decides when each step runs and how often."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from weighbridge.errors import DigestMismatch, WeighbridgeError
+from weighbridge.storage.clock import Clock, SystemClock
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.records import SERVED, SUPERSEDED, write_record
+from weighbridge.storage.stores.contract import Store
+from weighbridge.tasks.cutover import Copies, CutOverFailed, Stage, cut_over
+from weighbridge.tasks.engines.contract import Engine
+from weighbridge.values import HostRecord
+
+log = structlog.get_logger("weighbridge.host")
+
+FAILED = "failed"
+_PROGRESS_SECONDS = 2.0
+
+
+class HostReplica(Copies, Protocol):
+    """What a host's sync needs of a replica. A plan, and what comes of it, are the replica's own values."""
+
+    @property
+    def version(self) -> int:
+        """The version that `current` holds."""
+        ...
+
+    @property
+    def state_digest(self) -> str:
+        """The digest of the whole state that `current` holds."""
+        ...
+
+    def plan(self, target: int | None = None) -> Any:
+        """The shortest way from what is held to `target`."""
+        ...
+
+    def fetch(self, plan: Any, on_progress: Callable[[int, int], None]) -> Any:
+        """Brings what a plan needs onto the local disk, proven by digest."""
+        ...
+
+    def apply(self, fetched: Any) -> Any:
+        """Patches the spare copy and proves it; `current` is not touched."""
+        ...
+
+
+@dataclass(slots=True)
+class Host:
+    """What a host's process brings to a run that names only run, version and host."""
+
+    name: str
+    run_id: str
+    store: Store
+    replica: HostReplica
+    engine: Engine
+    engine_seconds: float = 300.0
+    clock: Clock = field(default_factory=SystemClock)
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever brings this host to a version: one at a time."""
+    engine_version: int | None = None
+    """What this process knows the engine to serve; None: not known, so it is loaded before anything is believed."""
+    lineage: Lineage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lineage = Lineage(self.store)
+
+    def engine_is_at(self, version: int) -> bool:
+        """Whether the engine is known to serve a version: by its own word where it has one, else by our memory."""
+        if self.engine.name == "none":
+            return True
+        said = self.engine.read_version(seconds=self.engine_seconds)
+        return version == (self.engine_version if said is None else said)
+
+
+class _Standing:
+    """A replica whose `current` is right already, for an engine that is not known to have loaded it."""
+
+    def __init__(self, replica: HostReplica) -> None:
+        self._replica = replica
+
+    @property
+    def current(self) -> Path:
+        return self._replica.current
+
+    def switch(self) -> int:
+        return self._replica.version
+
+    def fall_back(self) -> int:
+        return self._replica.fall_back()
+
+
+class HostAttempt:
+    """The steps, in the order of their definition; each returns a number that a person likes to see."""
+
+    def __init__(self, host: Host, version: int) -> None:
+        self.host = host
+        self.version = version
+        self.attempt = uuid.uuid4().hex[:12]
+        self.stage = Stage.WAITING
+        self.from_version = host.replica.version
+        self.seconds: dict[str, float] = {}
+        self._started_ns = host.clock.now_ns()
+        self._fetched: Any = None
+        self._applied: Any = None
+        self._fetched_bytes = 0
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether this host serves a newer version already: it only moves forward."""
+        return self.host.replica.version > self.version
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether this host holds exactly this version already."""
+        return self.host.replica.version == self.version
+
+    def fetch(self) -> int:
+        """Plans, and fetches what the plan needs; returns the bytes that came over the wire. Safe to repeat: it plans
+        again, from what stands then in the replica and in the store."""
+        with self._timed("fetch"):
+            plan = self.host.replica.plan(self.version)
+            log.info("fetching", version=self.version, start=plan.start, way=plan.action, nbytes=plan.fetch_bytes)
+            self._fetched = self.host.replica.fetch(plan, on_progress=self._progress())
+        self._fetched_bytes += self._fetched.downloaded_bytes
+        self.stage = Stage.FETCHED
+        return int(self._fetched.downloaded_bytes)
+
+    def apply(self) -> int:
+        """Patches the spare copy, each part proven before it is written; returns the parts written. Safe to repeat."""
+        with self._timed("apply"):
+            self._applied = self.host.replica.apply(self._fetched)
+        self.stage = Stage.APPLIED
+        return int(self._applied.parts)
+
+    def verify(self) -> str:
+        """Holds the proven state against the manifest, before anything pauses; returns the whole state's digest."""
+        with self._timed("verify"):
+            wanted = self.host.lineage.manifest(self.version).state_digest
+            found = str(self._applied.state_digest)
+            if found != wanted or self._applied.version != self.version:
+                raise DigestMismatch(
+                    f"the replica holds version {self._applied.version} with state {found}, but version "
+                    f"{self.version} must have state {wanted}. The engine was not touched, and serves version "
+                    f"{self.from_version}."
+                )
+        return found
+
+    def cut_over(self) -> float:
+        """Makes the engine serve the version; returns the seconds it was paused. Never repeated blindly."""
+        host = self.host
+        standing = self._applied is None
+        if standing and host.engine_is_at(self.version):
+            self.stage = Stage.CANARY
+            return 0.0
+        copies: Copies = _Standing(host.replica) if standing else host.replica
+        must_reload = standing or bool(self._applied.reload) or not host.engine_is_at(self.from_version)
+        host.engine_version = None  # until the end of what follows nobody knows
+        try:
+            done = cut_over(
+                copies,
+                host.engine,
+                version=self.version,
+                previous=self.from_version,
+                reload=must_reload,
+                deadline_seconds=host.engine_seconds,
+                on_stage=self._reach,
+                monotonic=host.clock.monotonic,
+            )
+        except CutOverFailed as failure:
+            host.engine_version = failure.served
+            self.seconds["pause"] = failure.pause_seconds
+            raise
+        host.engine_version = done.version
+        self.seconds.update(done.seconds)
+        self.seconds["pause"] = done.pause_seconds
+        return done.pause_seconds
+
+    def record_served(self) -> HostRecord:
+        """Writes that this host serves the version."""
+        return self._record(SERVED)
+
+    def record_superseded(self) -> HostRecord:
+        """Writes that this host went on to a newer version, which `from_version` names."""
+        return self._record(SUPERSEDED)
+
+    def record_failed(self, error: BaseException) -> HostRecord:
+        """Writes why the version is not served. Never hides the failure that it is about."""
+        record = self._draft(FAILED, f"{type(error).__name__}: {error}")
+        try:
+            write_record(self.host.store, record)
+        except WeighbridgeError as second:
+            log.warning("record not written", version=self.version, attempt=self.attempt, error=str(second))
+        return record
+
+    def _record(self, outcome: str) -> HostRecord:
+        record = self._draft(outcome, "")
+        write_record(self.host.store, record)
+        return record
+
+    def _draft(self, outcome: str, error: str) -> HostRecord:
+        return HostRecord(
+            run_id=self.host.run_id,
+            host=self.host.name,
+            version=self.version,
+            attempt=self.attempt,
+            outcome=outcome,
+            stage=str(self.stage),
+            from_version=self.host.replica.version if outcome == SUPERSEDED else self.from_version,
+            state_digest=self.host.replica.state_digest,
+            started_ns=self._started_ns,
+            ended_ns=self.host.clock.now_ns(),
+            fetched_bytes=self._fetched_bytes,
+            repaired=int(self._applied.repaired) if self._applied is not None else 0,
+            seconds={phase: round(taken, 6) for phase, taken in self.seconds.items()},
+            engine=self.host.engine.name,
+            error=error,
+        )
+
+    def _reach(self, stage: Stage) -> None:
+        self.stage = stage
+        log.info("cut over", version=self.version, stage=str(stage))
+
+    def _progress(self) -> Callable[[int, int], None]:
+        told = self.host.clock.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if self.host.clock.monotonic() - told >= _PROGRESS_SECONDS:
+                told = self.host.clock.monotonic()
+                log.info("fetching", version=self.version, done_bytes=done, total_bytes=total)
+
+        return tell
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begun = self.host.clock.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + self.host.clock.monotonic() - begun
