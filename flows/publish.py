@@ -1,9 +1,10 @@
-"""Publish: encode and upload shards as the trainer's thread hands them over, then commit. Runs in the trainer's process,
-in a thread of its own; gathering stays in the caller's thread, which feeds it."""
+"""Publish: encode and upload shards as the trainer's thread hands them over, then commit. Runs in the trainer's
+process, in a thread of its own; gathering stays in the caller's thread, which feeds it."""
 
 from prefect import flow
 from prefect.futures import PrefectFuture
 
+from weighbridge.flows.artifacts import show_bill
 from weighbridge.storage.publication import Publication
 from weighbridge.tasks.commit import commit
 from weighbridge.tasks.encode import encode
@@ -11,18 +12,27 @@ from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.upload import upload
 
 
-@flow(name="publish", flow_run_name="publish v{version} of {run}", validate_parameters=False, persist_result=False)
+@flow(name="publish", flow_run_name="publish v{version}", validate_parameters=False, persist_result=False)
 def publish(run: str, version: int, publication: Handle[Publication]) -> int:
     """Publishes one version; returns its number once the commit stands. Raises what the failing step raised."""
-    attempt, feed = Handle(publication.value.attempt), Handle(publication.value.feed)
+    pushed = publication.value
+    attempt, feed = Handle(pushed.attempt), Handle(pushed.feed)
     uploads: list[PrefectFuture[int]] = []
     try:
-        for batch in feed.value:
+        for batch in pushed.feed:
             encoded = encode.submit(batch.index, attempt, Handle(batch), feed)
             uploads.append(upload.submit(encoded, attempt))
         for uploaded in uploads:
             uploaded.result()
-        return commit(publication)
+        commit(publication)
+        if pushed.manifest is not None:
+            show_bill(pushed.manifest, pushed.seconds)
+    except BaseException as failure:
+        # Prefect may lose an exception on its way out; the trainer is owed this one.
+        pushed.failure = failure
+        pushed.feed.fail(failure)
+        raise
     finally:
         attempt.release()
         feed.release()
+    return version

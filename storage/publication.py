@@ -15,15 +15,18 @@ from weighbridge.values import Label, Manifest
 @dataclass(slots=True)
 class Publication:
     """Made by `push`, carried through Prefect in a handle. `manifest` is set once the commit stands, `settled` once
-    the publisher may begin the next one, whatever came of this one. `seconds` by phase."""
+    the publisher may begin the next one, whatever came of this one. `seconds` by phase. `failure` is what ended
+    it without a commit."""
 
     publisher: Publisher
     attempt: Attempt
     feed: Feed
     labels: Mapping[str, Label]
+    threads: int
     manifest: Manifest | None = None
     settled: threading.Event = field(default_factory=threading.Event)
     seconds: dict[str, float] = field(default_factory=dict)
+    failure: BaseException | None = None
 
     def commit(self) -> Manifest:
         """Commits the attempt and advances the snapshot; see Publisher.commit."""

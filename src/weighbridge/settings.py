@@ -68,6 +68,13 @@ class Settings(BaseSettings):
         """Threads that encode and apply: what was asked for, else the processors this process may use."""
         return self.threads or max(1, len(os.sched_getaffinity(0)))
 
+    @property
+    def required(self) -> float:
+        """The share of the hosts that must make it."""
+        if isinstance(self.policy, float):
+            return self.policy
+        return 1.0 if self.policy == "all" else 0.0
+
     @model_validator(mode="after")
     def _no_contradictions(self) -> "Settings":
         if isinstance(self.policy, float) and not 0 < self.policy <= 1:

@@ -2,6 +2,7 @@
 thread; everything else runs in a thread of its own, so that the trainer's event loop and signal handlers stay its own.
 """
 
+import math
 import shutil
 import tempfile
 import threading
@@ -9,21 +10,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from weighbridge import logs
-from weighbridge.errors import CommitConflict, UsageError, WriterOvertaken
+from weighbridge.errors import CommitConflict, SyncIncomplete, UsageError, WriterOvertaken
+from weighbridge.flows.sync import SyncOptions, SyncOutcome, run_rollout, run_sync
 from weighbridge.settings import Settings, load_settings
 from weighbridge.storage.batching import batches
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.codecs.kernels import warm as warm_kernels
+from weighbridge.storage.expectation import Expectation
 from weighbridge.storage.feed import Feed, FeedBroken
 from weighbridge.storage.localdisk import LocalDisk
 from weighbridge.storage.publication import Publication
 from weighbridge.storage.publisher import Publisher, open_publisher
+from weighbridge.storage.records import SERVED, SUPERSEDED
 from weighbridge.storage.stores import open_store
-from weighbridge.storage.expectation import Expectation
 from weighbridge.tasks.gather import Source, gather
 from weighbridge.values import HostOutcome, Label, PushResult
 
@@ -58,7 +61,7 @@ class PendingPush:
 
 
 class WeightSync:
-    """Publishes a model's versions to a store and brings hosts to them. Use it from one thread, or as a context manager.
+    """Publishes a model's versions to a store and brings hosts to them. Use it from one thread; a context manager.
 
     store: a directory or URL. base: the HF folder that is version 0. hosts: names under which `weighbridge host`
     processes run; none publishes alone, without Prefect having anything to dispatch. `settings` are those of
@@ -69,13 +72,20 @@ class WeightSync:
     """
 
     def __init__(
-        self, store: str | Path | None = None, base: str | Path | None = None, hosts: Sequence[str] = (), **settings: Any
+        self,
+        store: str | Path | None = None,
+        base: str | Path | None = None,
+        hosts: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
         given = {"store": str(store) if store else None, "base": base, "hosts": tuple(hosts) or None, **settings}
         self._settings: Settings = load_settings(given)
         if self._settings.store is None or self._settings.base is None:
             raise UsageError("WeightSync needs a store and a base checkpoint. Nothing was started.")
         logs.configure(json_lines=self._settings.log_json)
+        self._options = SyncOptions(
+            self._settings.home, self._settings.hosts, self._settings.required, self._settings.sync_deadline
+        )
         self._publisher: Publisher | None = None
         self._spool: Path | None = None
         self._last: PendingPush | None = None
@@ -92,11 +102,22 @@ class WeightSync:
         publisher.take_over()
         warm_kernels()
         if self._settings.hosts:
-            run_rollout(self._settings, publisher.run_id, publisher.version)
+            outcome = run_rollout(publisher.store, publisher.run_id, publisher.version, self._options)
+            self._enough(publisher.version, outcome.hosts)
+
+    @overload
+    def push(
+        self, source: Source, *, labels: Mapping[str, Label] | None = None, wait: Literal[True] = True
+    ) -> PushResult: ...
+
+    @overload
+    def push(
+        self, source: Source, *, labels: Mapping[str, Label] | None = None, wait: Literal[False]
+    ) -> PendingPush: ...
 
     def push(
         self, source: Source, *, labels: Mapping[str, Label] | None = None, wait: bool = True
-    ) -> "PushResult | PendingPush":
+    ) -> PushResult | PendingPush:
         """Publishes `source` as the next version and brings the hosts to it.
 
         source: a module, a state dict, (name, tensor) pairs, or a checkpoint folder; names, dtypes and shapes are the
@@ -165,7 +186,7 @@ class WeightSync:
             self._under_way.settled.wait()
         started = time.perf_counter()
         feed = Feed(in_flight=self._settings.encode_threads + 1)
-        publication = Publication(publisher, publisher.begin(), feed, labels)
+        publication = Publication(publisher, publisher.begin(), feed, labels, self._settings.encode_threads)
         pending = PendingPush(publication.attempt.version)
         self._under_way, self._last = publication, pending
         threading.Thread(
@@ -198,12 +219,38 @@ class WeightSync:
         """The other thread's part: the sync flow, and what it came to."""
         result, failure = None, None
         try:
-            outcome = run_sync(self._settings, publication)
+            outcome = run_sync(publication, self._options)
             publication.seconds["total"] = time.perf_counter() - started
-            result = _result(publication, outcome)
+            result = self._result(publication, outcome)
         except BaseException as error:  # noqa: BLE001 - this thread's edge: the trainer's thread gets it
             publication.feed.fail(error)
             failure = error
         finally:
             publication.give_up()
             pending._end(result, failure)
+
+    def _result(self, publication: Publication, outcome: SyncOutcome) -> PushResult:
+        manifest, seconds = publication.manifest, publication.seconds
+        assert manifest is not None
+        self._enough(manifest.version, outcome.hosts)
+        return PushResult(
+            version=manifest.version,
+            density=manifest.changed_elements / manifest.model_elements if manifest.model_elements else 0.0,
+            changed_elements=manifest.changed_elements,
+            model_bytes=manifest.model_bytes,
+            wire_bytes=manifest.wire_bytes,
+            seconds=seconds,
+            outcome=outcome.outcome,
+            hosts=outcome.hosts,
+        )
+
+    def _enough(self, version: int, hosts: Sequence[HostOutcome]) -> None:
+        """Raises SyncIncomplete when fewer hosts made it than the policy asks for."""
+        late = [host for host in hosts if host.outcome not in (SERVED, SUPERSEDED)]
+        if len(hosts) - len(late) < math.ceil(self._options.required * len(hosts)):
+            why = "; ".join(f"{host.host} {host.outcome}: {host.error}" for host in late)
+            raise SyncIncomplete(
+                f"version {version} is committed and stands, but {len(late)} of {len(hosts)} hosts do not serve it: "
+                f"{why} They serve what they served before. Retry on their runs in the UI or `weighbridge retry "
+                f"{version}` runs them again; with policy='best-effort' a push goes on without them."
+            )

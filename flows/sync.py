@@ -1,0 +1,118 @@
+"""Sync: what `push` starts. Publish, then roll the version out to the hosts. Whatever becomes of Prefect on the way,
+the trainer is told what really happened: the commit and the hosts' records say so, not the states."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow, flow
+from prefect.client.schemas.objects import State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from weighbridge.errors import OrchestrationError, WeighbridgeError
+from weighbridge.flows import names
+from weighbridge.flows.connection import UNREACHABLE, connected, find_api
+from weighbridge.flows.context import using_store
+from weighbridge.flows.publish import publish
+from weighbridge.flows.rollout import hosts_outcome, rollout
+from weighbridge.storage.feed import FeedBroken
+from weighbridge.storage.publication import Publication
+from weighbridge.storage.stores.contract import Store
+from weighbridge.tasks.handle import Handle
+from weighbridge.values import HostOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """Where to run and how far to go: `home` of the embedded server, `hosts` to bring along, the share of them that is
+    `required`, and by when."""
+
+    home: Path
+    hosts: tuple[str, ...]
+    required: float
+    deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOutcome:
+    """What the hosts' records say once a sync is over: see `records.outcome_of`."""
+
+    outcome: str
+    hosts: tuple[HostOutcome, ...] = ()
+
+
+@flow(name="sync", flow_run_name="sync v{version}", validate_parameters=False, persist_result=False)
+def sync(
+    run: str,
+    version: int,
+    hosts: list[str],
+    required: float,
+    deadline_seconds: float,
+    publication: Handle[Publication],
+) -> State[Any]:
+    """Publishes one version and brings the hosts to it; ends as the rollout ends."""
+    _threaded(publication)(run, version, publication)
+    return rollout(run, version, hosts, required, deadline_seconds, return_state=True)
+
+
+def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
+    """Runs the flow for a push, in the calling thread, and returns what came of it.
+
+    Raises what kept the version from being committed; OrchestrationError when Prefect was lost, which says whether the
+    version stands.
+    """
+    run, version = publication.publisher.run_id, publication.attempt.version
+    hosts, store = list(options.hosts), publication.publisher.store
+    handle = Handle(publication)
+    try:
+        with connected(find_api(options.home)), using_store(run, store):
+            if hosts:
+                state = sync(run, version, hosts, options.required, options.deadline_seconds, handle, return_state=True)
+            else:
+                state = _threaded(handle)(run, version, handle, return_state=True)
+    except (OrchestrationError, *UNREACHABLE) as lost:
+        raise _verdict(publication, str(lost)) from lost
+    finally:
+        handle.release()
+    if publication.manifest is None or not (state.is_completed() or state.name == names.PARTIAL):
+        raise _verdict(publication, f"it ended {state.name}: {state.message}") from publication.failure
+    if not hosts:
+        return SyncOutcome("published")
+    return SyncOutcome(*hosts_outcome(store, version=version, hosts=hosts))
+
+
+def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> SyncOutcome:
+    """Brings the hosts to a version that is committed already; see `run_sync`."""
+    hosts = list(options.hosts)
+    try:
+        with connected(find_api(options.home)), using_store(run, store):
+            rollout(run, version, hosts, options.required, options.deadline_seconds, return_state=True)
+    except UNREACHABLE as lost:
+        raise OrchestrationError(
+            f"Prefect was lost while version {version} was rolled out: {lost} The version stands, and hosts follow the "
+            f"store by themselves; `weighbridge status` shows them, `weighbridge retry {version}` asks again."
+        ) from lost
+    return SyncOutcome(*hosts_outcome(store, version=version, hosts=hosts))
+
+
+def _threaded(publication: Handle[Publication]) -> Flow[..., Any]:
+    return publish.with_options(task_runner=ThreadPoolTaskRunner(max_workers=2 * publication.value.threads))
+
+
+def _verdict(publication: Publication, trouble: str) -> BaseException:
+    """What the trainer is told of a push that did not end well: its own error, or whether the version stands."""
+    failure = publication.failure
+    if isinstance(failure, FeedBroken) and failure.__cause__ is not None:
+        failure = failure.__cause__
+    version = publication.attempt.version
+    if publication.manifest is not None:
+        return OrchestrationError(
+            f"version {version} is committed and stands, but Prefect was lost while it was rolled out: {trouble} Hosts "
+            f"follow the store by themselves; `weighbridge status` shows them, `weighbridge retry {version}` asks again."
+        )
+    if isinstance(failure, WeighbridgeError) or (failure is not None and not isinstance(failure, UNREACHABLE)):
+        return failure
+    return OrchestrationError(
+        f"version {version} was not published, for Prefect was lost: {trouble} Nothing of it is visible; push again "
+        "once the server answers (`weighbridge server start`)."
+    )

@@ -1,0 +1,59 @@
+"""`sync`: a checkpoint folder becomes the next version, as a push from a trainer would."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from weighbridge import logs
+from weighbridge.cli.options import Base, Json, LogJson, Run, Store, settings_of
+from weighbridge.cli.report import print_json, print_line, share, size
+from weighbridge.errors import UsageError
+
+
+def sync(
+    checkpoint: Path,
+    *,
+    store: Store = None,
+    base: Base = None,
+    hosts: Annotated[str | None, Parameter(help="Comma-separated names; none: publish alone.")] = None,
+    run: Run = None,
+    policy: str | None = None,
+    label: Annotated[tuple[str, ...], Parameter(help="key=value, kept with the version; repeatable.")] = (),
+    json: Json = False,
+    log_json: LogJson = False,
+) -> None:
+    """Publish a checkpoint folder as the next version, and roll it out to hosts.
+
+    Parameters
+    ----------
+    checkpoint
+        An HF folder with the base's tensors.
+    policy
+        Which hosts must make it: all, best-effort, or a share such as 0.5.
+    """
+    names = tuple(name for name in hosts.split(",") if name) if hosts else None
+    settings = settings_of(("store", "base"), store=store, base=base, hosts=names, run=run, policy=policy)
+    logs.to_stderr(json_lines=log_json)
+    from weighbridge.weight_sync import WeightSync
+
+    given = {"run": settings.run, "policy": settings.policy, "log_json": log_json}
+    with WeightSync(settings.store, settings.base, settings.hosts, **given) as front:
+        result = front.push(checkpoint, labels=_labels(label), wait=True)
+    if json:
+        print_json(result)
+        return
+    print_line(
+        f"version {result.version}: {result.outcome}, {result.changed_elements} elements changed "
+        f"({share(result.density)}), {size(result.wire_bytes)} for a model of {size(result.model_bytes)}, "
+        f"{result.seconds['total']:.2f} s"
+    )
+    for host in result.hosts:
+        print_line(f"  {host.host}: {host.outcome}, serves version {host.version} {host.error}".rstrip())
+
+
+def _labels(pairs: tuple[str, ...]) -> dict[str, str]:
+    wrong = [pair for pair in pairs if "=" not in pair]
+    if wrong:
+        raise UsageError(f"a label is key=value, not {', '.join(wrong)}. Nothing was published.")
+    return dict(pair.split("=", 1) for pair in pairs)
