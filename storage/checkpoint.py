@@ -28,6 +28,7 @@ SMALL_FILE_BYTES = 64 << 20
 
 _INDEX_BYTES = 100_000_000
 _READ_BYTES = 1 << 20
+_LARGE_READ = 1 << 30
 _WEIGHT_SUFFIXES = frozenset({
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".hdf5", ".msgpack", ".onnx", ".onnx_data",
     ".ot", ".pb", ".tflite", ".pkl", ".pickle", ".npy", ".npz", ".distcp", ".mlmodel", ".llamafile",
@@ -81,6 +82,18 @@ class Checkpoint:
             if place.file not in self._maps:
                 self._maps[place.file] = self._map(place.file)
         return self._maps[place.file][place.start : place.start + place.spec.nbytes]
+
+    def read(self, name: str) -> Bytes:
+        """A tensor's bytes in memory of their own: one-dimensional uint8. Raises CheckpointError for a cut file."""
+        place = self.tensors[name]
+        data = np.empty(place.spec.nbytes, np.uint8)
+        with (self.folder / place.file).open("rb", buffering=0) as file:
+            filled = 0
+            while filled < data.size:
+                filled += _read_piece(
+                    file.fileno(), place.start + filled, data[filled : filled + _LARGE_READ].data, place
+                )
+        return data
 
     def digests(self, kind: str, *, threads: int | None = None) -> tuple[dict[PartKey, bytes], dict[str, bytes]]:
         """Raw digests of all parts and of all whole tensors, from one pass over the files.
@@ -279,10 +292,14 @@ class _Reader:
         if not hasattr(self._local, "buffer"):
             self._local.buffer = memoryview(bytearray(_READ_BYTES))
         buffer: memoryview = self._local.buffer
-        try:
-            size = os.preadv(file, [buffer[: min(left, _READ_BYTES)]], start)
-        except OSError as error:
-            raise CheckpointError(f"tensor {place.spec.name!r} in {place.file}: {error.strerror}") from error
-        if not size:
-            raise CheckpointError(f"tensor {place.spec.name!r}: {place.file} became shorter while it was read")
-        return buffer[:size]
+        return buffer[: _read_piece(file, start, buffer[: min(left, _READ_BYTES)], place)]
+
+
+def _read_piece(file: int, start: int, into: memoryview, place: Place) -> int:
+    try:
+        size = os.preadv(file, [into], start)
+    except OSError as error:
+        raise CheckpointError(f"tensor {place.spec.name!r} in {place.file}: {error.strerror}") from error
+    if not size:
+        raise CheckpointError(f"tensor {place.spec.name!r}: {place.file} became shorter while it was read")
+    return size
