@@ -1,5 +1,5 @@
-"""Every write to the host's own disk: a crash test or a simulator replaces this one class and can stop the house at each
-write. Must not know what the files mean. Reading needs no door of its own: it changes nothing.
+"""Every write to the host's own disk: a crash test or a simulator replaces this one class and can stop the house at
+each write. Must not know what the files mean. Reading needs no door of its own: it changes nothing.
 """
 
 import errno
@@ -93,8 +93,11 @@ class Disk(Protocol):
         """Names this boot of the machine."""
         ...
 
-    def try_lock(self, path: Path) -> int | None:
-        """An exclusive lock on a file as a descriptor, or None when another holds it. Never waits."""
+    def try_lock(self, path: Path, owner: bytes) -> int | None:
+        """An exclusive lock on a file as a descriptor, or None when another holds it. Never waits.
+
+        The file then holds `owner`, for others to read; it is empty again after `unlock`.
+        """
         ...
 
     def unlock(self, descriptor: int) -> None:
@@ -201,7 +204,7 @@ class LocalDisk:
         """See Disk."""
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
-    def try_lock(self, path: Path) -> int | None:
+    def try_lock(self, path: Path, owner: bytes) -> int | None:
         """See Disk."""
         with _room(path):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
@@ -218,10 +221,18 @@ class LocalDisk:
                 f"{path}: this file system has no locks ({error.strerror}), so it cannot hold a replica. Nothing was "
                 "changed; give a folder on the host's own disk or on tmpfs."
             ) from error
+        try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, owner, 0)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:  # the lock holds without the note too, and a full disk must not stop it
+                os.close(file)
+                raise
         return file
 
     def unlock(self, descriptor: int) -> None:
         """See Disk."""
+        os.ftruncate(descriptor, 0)
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave it to a forked child that still has it open
         os.close(descriptor)
 
@@ -238,8 +249,8 @@ def _room(path: Path) -> Iterator[None]:
         if error.errno not in _NO_ROOM or isinstance(error, DiskFull):
             raise
         raise DiskFull(
-            f"{path}: no room for it ({error.strerror}). The last good version stays as it was, and loadable; make room "
-            "and run the same again."
+            f"{path}: no room for it ({error.strerror}). The last good version stays as it was, and loadable; make "
+            "room and run the same again."
         ) from error
 
 
@@ -263,12 +274,14 @@ def _copy_all(old: int, new: int) -> None:
     fast = True
     while True:
         try:
-            if not (copied := os.copy_file_range(old, new, 1 << 30) if fast else _copy_piece(old, new)):
-                return
+            copied = os.copy_file_range(old, new, 1 << 30) if fast else _copy_piece(old, new)
         except OSError as error:
             if not fast or error.errno not in _NO_FAST_COPY:
                 raise
             fast = False
+        else:
+            if not copied:
+                return
 
 
 def _copy_piece(old: int, new: int) -> int:

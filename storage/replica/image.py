@@ -19,6 +19,8 @@ from weighbridge.storage.replica.scratch import Scratch
 from weighbridge.values import Part, PartKey, TensorSpec
 
 _BLOCK_BYTES = 64 << 10
+"""A multiple of 64 elements of any width: patches ascend by such blocks, so a stretch of them is a slice of a patch."""
+
 _GAP_BYTES = 4 << 20
 """Stretches with less than this between them are written as one; so a part has few of them."""
 
@@ -124,13 +126,13 @@ class FolderImage(Image):
                 self._read(path, start + first, into)
             for patch in patches:
                 scatter(into, patch if whole else _within(patch, first, end))
-            self._disk.pwrite(path, start + first, into)
+            self._disk.pwrite(path, start + first, into.data)
 
     def write(self, key: PartKey, data: Bytes) -> None:
         """Replaces all of a part's bytes."""
         if data.size != self.parts[key].nbytes:
             raise ValueError(f"{key} has {self.parts[key].nbytes} bytes, not {data.size}")
-        self._disk.pwrite(self.path(key), self._start(key), data)
+        self._disk.pwrite(self.path(key), self._start(key), data.data)
 
     def _start(self, key: PartKey) -> int:
         return self.checkpoint.tensors[key.tensor].start + key.offset
@@ -138,7 +140,7 @@ class FolderImage(Image):
     def _read(self, path: Path, offset: int, into: Bytes) -> None:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            left = memoryview(into)
+            left = into.data
             while left:
                 got = os.preadv(file, [left], offset)
                 if not got:
@@ -173,9 +175,10 @@ def _touched(nbytes: int, patches: Sequence[Patch]) -> list[tuple[int, int]]:
 
 
 def _within(patch: Patch, first: int, end: int) -> Patch:
-    """The elements of a sparse patch that lie in a stretch, counted from its first byte."""
+    """The elements of a sparse patch that lie in a stretch of whole blocks, counted from its first byte."""
     assert patch.positions is not None
     low, high = first // patch.width, end // patch.width
-    chosen = np.flatnonzero((patch.positions >= low) & (patch.positions < high))
-    values = patch.values.reshape(-1, patch.width)[chosen].reshape(-1)
-    return Patch(patch.width, patch.positions[chosen] - np.uint32(low), values)
+    # Positions ascend by blocks of 64 and a stretch starts and ends at one, so a binary search finds its ends.
+    begin, stop = np.searchsorted(patch.positions, np.array([low, high], np.uint32)).tolist()
+    values = patch.values[begin * patch.width : stop * patch.width]
+    return Patch(patch.width, patch.positions[begin:stop] - np.uint32(low), values)

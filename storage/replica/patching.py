@@ -1,5 +1,5 @@
-"""Verify before write: a part's old bytes go to scratch, deltas are decoded over it in turn, and only a scratch that has
-the digest of the last one gives patches to write. Must not know where the patches go, nor what to do about a mismatch.
+"""Verify before write: a part's old bytes go to scratch, deltas are decoded over it in turn, and only a scratch that
+has the digest of the last one gives patches to write. Must not know where they go, nor what to do about a mismatch.
 """
 
 import mmap
@@ -99,8 +99,7 @@ class Deltas:
         places = self._places[key]
         taken: list[_OpenShard] = []
         try:
-            for place in places:
-                taken.append(self._take(place.manifest, place.row.shard))
+            taken.extend(self._take(place.manifest, place.row.shard) for place in places)
             yield tuple(Step(p.row, p.index, shard.decoder()) for p, shard in zip(places, taken, strict=True))
         finally:
             for place in places[: len(taken)]:
@@ -148,7 +147,7 @@ class _OpenShard:
             if self._decoder is None:
                 shapes = [(row.codec, PartShape(row.dtype, row.nbytes)) for row in self._rows]
                 with self._path().open("rb") as file:
-                    self._decoder = open_shard(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), shapes)
+                    self._decoder = open_shard(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), shapes)
             return self._decoder
 
     def close(self) -> None:
@@ -192,10 +191,10 @@ def follow(part: Bytes, steps: Sequence[Step], *, digest_kind: str) -> tuple[Pat
         scatter(part, patch)
         patches.append(patch)
     last = steps[-1].row
-    if digest_bytes(digest_kind, memoryview(part)) != last.after:
+    if digest_bytes(digest_kind, part.data) != last.after:
         raise DigestMismatch(
-            f"{last.key.tensor} at byte {last.key.offset}: the deltas do not lead from the bytes here to the digest that "
-            "was published. Nothing was written."
+            f"{last.key.tensor} at byte {last.key.offset}: the deltas do not lead from the bytes here to the digest "
+            "that was published. Nothing was written."
         )
     if sum(map(_patch_bytes, patches)) >= part.size:
         return (whole(part, width=patches[-1].width),)

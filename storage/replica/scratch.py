@@ -1,5 +1,5 @@
-"""A working buffer for each thread, kept between parts, so that memory is bounded by the parts in flight and fresh pages
-are not zeroed for each. Must not know what is worked on."""
+"""A working buffer for each thread, kept between parts, so that memory is bounded by the parts in flight and fresh
+pages are not zeroed for each. Must not know what is worked on."""
 
 import threading
 

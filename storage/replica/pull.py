@@ -1,0 +1,127 @@
+"""Brings a replica up from the store alone, in one call and without an orchestrator: open, plan, fetch, apply, switch.
+Must not know engines; whoever has one puts its own steps between these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from weighbridge.errors import ObjectMissing, VersionRetired
+from weighbridge.storage.backoff import Backoff
+from weighbridge.storage.clock import Clock, SystemClock
+from weighbridge.storage.localdisk import Disk, Durability
+from weighbridge.storage.replica.fetch import OnProgress
+from weighbridge.storage.replica.plan import Plan
+from weighbridge.storage.replica.recover import Recovery
+from weighbridge.storage.replica.replica import Applied, Fetched, Foreign, Replica, open_replica
+from weighbridge.storage.stores.contract import Store
+
+_log = structlog.get_logger("weighbridge.replica")
+
+PLANS = 4
+"""How often a pull plans, when shards that it counted on are gone, before it gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """What a pull did. `outcome` is "current" (nothing to do), "applied", "superseded" (the replica serves a newer
+    version than was asked for). `repaired` counts parts that had rotted and were made again, on opening or on the way.
+    """
+
+    outcome: str
+    version: int
+    from_version: int
+    state_digest: str
+    folder: Path
+    fetched_bytes: int
+    repaired: int
+    recovery: Recovery
+    seconds: Mapping[str, float]
+
+
+def bring_up(
+    folder: Path,
+    *,
+    store: Store,
+    base: Path | None,
+    version: int | None = None,
+    rollback: bool = False,
+    scrub: bool = False,
+    copies: int = 2,
+    durability: Durability = "power",
+    lock_seconds: float = 10.0,
+    foreign: Foreign = "reseed",
+    threads: int = 2,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    on_progress: OnProgress | None = None,
+) -> PullResult:
+    """Makes, mends and brings the replica in `folder` to a version (None: the head). `folder`/current is the result.
+
+    `scrub` first digests every byte and mends what differs. Raises like `open_replica`, `Replica.fetch` and
+    `Replica.apply`; whatever fails, the version that `current` leads to stays whole.
+    """
+    clock = clock or SystemClock()
+    started = clock.monotonic()
+    with open_replica(
+        folder,
+        store=store,
+        base=base,
+        copies=copies,
+        durability=durability,
+        lock_seconds=lock_seconds,
+        foreign=foreign,
+        threads=threads,
+        clock=clock,
+        disk=disk,
+    ) as replica:
+        recovery = replica.recovery
+        if scrub:
+            recovery = replica.scrub()
+        opened = clock.monotonic()
+        before = replica.version
+        plan, fetched, applied = advance(replica, version, rollback=rollback, clock=clock, on_progress=on_progress)
+        moving = plan.action not in ("nothing", "superseded")
+        switching = clock.monotonic()
+        if moving:
+            replica.switch()
+        return PullResult(
+            outcome="applied" if moving else {"nothing": "current"}.get(plan.action, plan.action),
+            version=replica.version,
+            from_version=before,
+            state_digest=replica.state_digest,
+            folder=replica.current,
+            fetched_bytes=fetched.downloaded_bytes,
+            repaired=recovery.repaired + applied.repaired,
+            recovery=recovery,
+            seconds={
+                "open": opened - started,
+                "fetch": fetched.seconds,
+                "apply": applied.seconds,
+                "switch": clock.monotonic() - switching,
+            },
+        )
+
+
+def advance(
+    replica: Replica,
+    version: int | None,
+    *,
+    rollback: bool = False,
+    clock: Clock,
+    on_progress: OnProgress | None = None,
+) -> tuple[Plan, Fetched, Applied]:
+    """Plans, fetches and applies, up to the switch; plans again, PLANS times in all, when a shard is found gone."""
+    waits = Backoff().waits()
+    for attempt in range(1, PLANS + 1):
+        plan = replica.plan(version, rollback=rollback)
+        try:
+            fetched = replica.fetch(plan, on_progress)
+            return plan, fetched, replica.apply(fetched)
+        except (ObjectMissing, VersionRetired) as error:
+            if attempt == PLANS:
+                raise
+            _log.warning("a shard is gone, planning again", target=plan.target, error=str(error))
+            clock.sleep(next(waits))
+    raise AssertionError("the loop ends by returning or raising")
