@@ -2,6 +2,7 @@
 whether a manifest is committed, and which one comes next, is `commit.py` and `lineage.py`."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from weighbridge.errors import ManifestCorrupt, UsageError
-from weighbridge.storage.digests import DIGESTS, chain_digest
-from weighbridge.values import Manifest, PartKey, PartRow, ShardInfo
+from weighbridge.storage import strict_json
+from weighbridge.storage.digests import DIGESTS, chain_digest, digest_bytes
+from weighbridge.values import Label, Manifest, PartKey, PartRow, ShardInfo
 
 FORMAT_VERSION = 1
 NO_SIGNATURE = "0" * 128
@@ -33,8 +35,12 @@ _COLUMNS = pa.schema(
 )
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _SHARD_NAME = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}\.safetensors")
-_HEX64 = re.compile(r"[0-9a-f]{64}")
-_HEX128 = re.compile(r"[0-9a-f]{128}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
+_HEX = re.compile(r"([0-9a-f]{2})*")
+_FIELDS = frozenset(
+    "format_version kind run_id writer commit_id version parent parent_digest created_ns digest_kind state_digest "
+    "model_bytes model_elements tensors shards labels aliases files digest signature".split()
+)
 
 
 def version_folder(version: int) -> str:
@@ -59,8 +65,31 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
+def check_labels(labels: Mapping[str, Label]) -> Mapping[str, Label]:
+    """`labels`, if a manifest can carry them and every reader gets the same back; else a UsageError that names one."""
+    for name, value in labels.items():
+        fits = (
+            isinstance(name, str)
+            and _is_text(name)
+            and (value is None or type(value) in (str, int, float, bool))
+            and (not isinstance(value, str) or _is_text(value))
+            and (not isinstance(value, float) or math.isfinite(value))
+            and (not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
+        )
+        if not fits:
+            raise UsageError(
+                f"the label {name!r} is {value!r}: a label is a text, a whole number of 64 bits, a finite number, a "
+                "boolean or None, under a name. Nothing was published."
+            )
+    return labels
+
+
 def to_bytes(manifest: Manifest) -> tuple[bytes, Manifest]:
-    """The manifest's file, and the manifest with its own digest filled in. `digest` of the argument is ignored."""
+    """The manifest's file, and the manifest with its own digest filled in. `digest` of the argument is ignored.
+
+    Raises UsageError for labels that a manifest cannot carry.
+    """
+    check_labels(manifest.labels)
     zeroed = _write(replace(manifest, digest=_NO_DIGEST, signature=NO_SIGNATURE))
     digest = chain_digest(zeroed)
     sealed = replace(manifest, digest=digest, signature=manifest.signature or NO_SIGNATURE)
@@ -74,18 +103,20 @@ def from_bytes(data: bytes, *, where: str = "manifest") -> Manifest:
     """Parses one manifest and proves it against its own digest. Raises ManifestCorrupt, naming `where`."""
     try:
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
-            schema = reader.schema
-            if reader.num_record_batches != 1:
-                raise ManifestCorrupt(f"{where}: {reader.num_record_batches} record batches instead of one")
-            batch = reader.get_batch(0)
-            batch.validate(full=True)
+            schema, count = reader.schema, reader.num_record_batches
+            batch = reader.get_batch(0) if count else None
+            if batch is not None:
+                batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _corrupt(where, f"not an Arrow file ({error})") from error
+    if count != 1:
+        raise _corrupt(where, f"{count} record batches instead of one")
     if not schema.remove_metadata().equals(_COLUMNS):
         raise _corrupt(where, "its columns are not those of format 1")
     try:
+        _need(_lies_in(data, batch), "it is compressed")
         manifest = _parse({k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}, batch)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(where, f"{type(error).__name__}: {error}") from error
     if chain_digest(_zeroed(data, manifest.digest, manifest.signature, where)) != manifest.digest:
         raise _corrupt(where, "its bytes do not have the digest that it names")
@@ -156,21 +187,81 @@ def _write(m: Manifest) -> bytes:
     return bytes(sink.getvalue())
 
 
+def _lies_in(data: bytes, batch: Any) -> bool:
+    """Whether a batch's buffers are stretches of the file itself, as they are unless they had to be decompressed."""
+    start = pa.py_buffer(data).address
+    buffers = [b for column in batch.columns for b in column.buffers() if b is not None and b.size]
+    return all(start <= b.address and b.address + b.size <= start + len(data) for b in buffers)
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
 def _need(condition: bool, why: str) -> None:
     if not condition:
         raise ValueError(why)
 
 
 def _parse(meta: Mapping[str, str], batch: Any) -> Manifest:
+    _need(set(meta) == _FIELDS, f"its fields are not those of format 1: {sorted(set(meta) ^ _FIELDS)}")
     _need(meta["format_version"] == str(FORMAT_VERSION), f"format {meta['format_version']!r} is not known here")
     _need(meta["digest_kind"] in DIGESTS, f"digest kind {meta['digest_kind']!r} is not known here")
     _need(meta["kind"] in ("base", "delta", "anchor"), f"kind {meta['kind']!r} is not known here")
-    for field, pattern in (("digest", _HEX64), ("signature", _HEX128), ("state_digest", _HEX64)):
-        _need(pattern.fullmatch(meta[field]) is not None, f"{field} is not hex of its length")
+    for field, digits in (("digest", 64), ("signature", 128), ("state_digest", 64), ("commit_id", 32)):
+        _need(_is_hex(meta[field], digits), f"{field} is not hex of its length")
+    _need(_is_hex(meta["parent_digest"], 0 if meta["kind"] == "base" else 64), "parent_digest is not hex of its length")
     _need(set(meta["digest"]) != {"0"}, "it names no digest of its own")
-    shards = tuple(ShardInfo(name, _size(n), bytes.fromhex(d)) for name, n, d in json.loads(meta["shards"]))
-    _need(all(_SHARD_NAME.fullmatch(s.name) for s in shards), "a shard's name is not one that a publisher gives")
+    digest_size = len(digest_bytes(meta["digest_kind"], b""))
+    shards = _shards(meta["shards"], digest_size)
+    rows = _rows(batch, len(shards), kind=meta["kind"], digest_size=digest_size)
+    _need(meta["files"] == "" or meta["files"] in {s.name for s in shards}, "the shard of small files is not listed")
+    aliases = _object("aliases", meta["aliases"])
+    _need(all(isinstance(name, str) for name in aliases.values()), "an alias is of no name")
+    return Manifest(
+        run_id=check_name("run", meta["run_id"]),
+        version=_integer("version", meta["version"]),
+        parent=_integer("parent", meta["parent"], least=-1),
+        parent_digest=meta["parent_digest"],
+        writer=meta["writer"],
+        commit_id=meta["commit_id"],
+        created_ns=_integer("created_ns", meta["created_ns"]),
+        digest_kind=meta["digest_kind"],
+        state_digest=meta["state_digest"],
+        model_bytes=_integer("model_bytes", meta["model_bytes"]),
+        model_elements=_integer("model_elements", meta["model_elements"]),
+        tensors=_integer("tensors", meta["tensors"]),
+        shards=shards,
+        rows=rows,
+        labels=check_labels(_object("labels", meta["labels"])),
+        aliases=aliases,
+        files=meta["files"],
+        kind=meta["kind"],
+        digest=meta["digest"],
+        signature=meta["signature"],
+    )
+
+
+def _shards(text: str, digest_size: int) -> tuple[ShardInfo, ...]:
+    listed = strict_json.parse(text.encode())
+    if not isinstance(listed, list):
+        raise ValueError("its shards are no list")
+    shards = tuple(_shard(*entry, digest_size=digest_size) for entry in listed)
     _need(len({s.name for s in shards}) == len(shards), "two shards of one name")
+    return shards
+
+
+def _shard(name: object, nbytes: object, digest: object, *, digest_size: int) -> ShardInfo:
+    if not (isinstance(name, str) and _SHARD_NAME.fullmatch(name)):
+        raise ValueError(f"no publisher names a shard {name!r}")
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+        raise ValueError(f"a shard's size is {nbytes!r}")
+    if not (isinstance(digest, str) and _is_hex(digest, 2 * digest_size)):
+        raise ValueError(f"a shard's digest is {digest!r}")
+    return ShardInfo(name, nbytes, bytes.fromhex(digest))
+
+
+def _rows(batch: Any, shards: int, *, kind: str, digest_size: int) -> tuple[PartRow, ...]:
     columns = batch.to_pydict()
     rows = tuple(
         PartRow(PartKey(tensor, offset), dtype, tuple(shape), nbytes, codec, shard, changed, before, after, whole)
@@ -179,36 +270,32 @@ def _parse(meta: Mapping[str, str], batch: Any) -> Manifest:
         )
     )
     _need(len({r.key for r in rows}) == len(rows), "a part stands in it twice")
+    is_base = kind == "base"
+    befores = {"base": (0,), "delta": (digest_size,)}.get(kind, (0, digest_size))
     for row in rows:
-        _need(-1 <= row.shard < len(shards), f"{row.key.tensor}: no shard {row.shard}")
-        _need((row.shard == -1) == (row.codec == "base"), f"{row.key.tensor}: codec and shard contradict each other")
-        _need(all(n >= 0 for n in row.shape), f"{row.key.tensor}: a negative shape")
-    _need(meta["files"] == "" or meta["files"] in {s.name for s in shards}, "the shard of small files is not listed")
-    return Manifest(
-        run_id=check_name("run", meta["run_id"]),
-        version=int(meta["version"]),
-        parent=int(meta["parent"]),
-        parent_digest=meta["parent_digest"],
-        writer=meta["writer"],
-        commit_id=meta["commit_id"],
-        created_ns=int(meta["created_ns"]),
-        digest_kind=meta["digest_kind"],
-        state_digest=meta["state_digest"],
-        model_bytes=int(meta["model_bytes"]),
-        model_elements=int(meta["model_elements"]),
-        tensors=int(meta["tensors"]),
-        shards=shards,
-        rows=rows,
-        labels=json.loads(meta["labels"]),
-        aliases=json.loads(meta["aliases"]),
-        files=meta["files"],
-        kind=meta["kind"],
-        digest=meta["digest"],
-        signature=meta["signature"],
-    )
+        name = row.key.tensor
+        _need((row.codec == "base") == is_base, f"{name}: codec {row.codec!r} does not go with this kind of manifest")
+        _need(row.shard == -1 if is_base else 0 <= row.shard < shards, f"{name}: no shard {row.shard}")
+        _need(all(n >= 0 for n in row.shape), f"{name}: a negative shape")
+        _need(
+            len(row.before) in befores and len(row.after) == len(row.tensor_digest) == digest_size,
+            f"{name}: digests of another length",
+        )
+    return rows
 
 
-def _size(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"a shard's size is {value!r}")
+def _object(field: str, text: str) -> dict[str, Any]:
+    value = strict_json.parse(text.encode())
+    if not isinstance(value, dict):
+        raise ValueError(f"{field} is no JSON object")
     return value
+
+
+def _integer(field: str, text: str, *, least: int = 0) -> int:
+    value = int(text) if _INTEGER.fullmatch(text) else least - 1
+    _need(least <= value < 1 << 63, f"{field} is {text[:40]!r}")
+    return value
+
+
+def _is_hex(text: str, digits: int) -> bool:
+    return len(text) == digits and _HEX.fullmatch(text) is not None
