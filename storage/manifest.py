@@ -37,10 +37,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _SHARD_NAME = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}\.safetensors")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 _HEX = re.compile(r"([0-9a-f]{2})*")
-_FIELDS = frozenset(
-    "format_version kind run_id writer commit_id version parent parent_digest created_ns digest_kind state_digest "
-    "model_bytes model_elements tensors shards labels aliases files digest signature".split()
-)
+_FIELDS = frozenset({
+    "format_version", "kind", "run_id", "writer", "commit_id", "version", "parent", "parent_digest", "created_ns",
+    "digest_kind", "state_digest", "model_bytes", "model_elements", "tensors", "shards", "labels", "aliases", "files",
+    "digest", "signature",
+})  # fmt: skip
 
 
 def version_folder(version: int) -> str:

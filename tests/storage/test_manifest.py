@@ -8,7 +8,6 @@ from typing import Any
 import blake3
 import pyarrow as pa
 import pytest
-
 from tests.storage.manifests import (
     ZERO_DIGEST,
     ZERO_SIGNATURE,
@@ -21,6 +20,7 @@ from tests.storage.manifests import (
     some_shard,
     written,
 )
+
 from weighbridge.errors import ManifestCorrupt, UsageError
 from weighbridge.storage.manifest import (
     check_labels,
