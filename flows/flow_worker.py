@@ -12,7 +12,8 @@ from uuid import UUID
 import anyio.abc
 import structlog
 from prefect import Flow
-from prefect.client.schemas.objects import FlowRun, WorkerFlowRunResponse
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import PrefectSignal

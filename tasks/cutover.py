@@ -116,8 +116,8 @@ class _CutOver:
         if not reload:
             return self._renumber()
         self._pause()
+        self._switch()
         try:
-            self._copies.switch()
             self._load(self._version)
         except WeighbridgeError as failure:
             self._restore(failure)
@@ -150,6 +150,17 @@ class _CutOver:
                 served=self._previous,
             ) from failure
         self._reach(Stage.PAUSED)
+
+    def _switch(self) -> None:
+        try:
+            self._copies.switch()
+        except WeighbridgeError as failure:
+            # The engine was told nothing yet, so what it holds is still the old version for certain.
+            self._resume(self._previous, after=failure)
+            raise self._failed(
+                f"the replica could not be switched: {failure} The engine serves version {self._previous}.",
+                served=self._previous,
+            ) from failure
 
     def _load(self, version: int) -> None:
         folder = self._copies.current
