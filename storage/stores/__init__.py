@@ -6,28 +6,49 @@ from urllib.parse import unquote, urlsplit
 
 from weighbridge.errors import UsageError
 from weighbridge.storage.stores.contract import ObjectInfo, Store
+from weighbridge.storage.stores.keys import checked_prefix
+from weighbridge.storage.stores.profile import Profile
 
-__all__ = ["ObjectInfo", "Store", "open_store"]
+__all__ = ["ObjectInfo", "Profile", "Store", "open_store"]
 
 
-def open_store(url: str) -> Store:
-    """The store at a URL or path: `file:///dir`, or a plain path.
+def open_store(url: str, *, profile: Profile | None = None) -> Store:
+    """The store at a URL or path: a plain path, `file:///dir`, `s3://bucket/prefix`, `gs://bucket/prefix`, or any other
+    URL that fsspec opens and whose client can create conditionally.
 
-    Opens nothing and asks nothing yet: a missing bucket or directory shows at the first call, and a writer calls
-    `probe` before its first commit. Raises UsageError for a URL that no kind of store answers to.
+    Asks nothing yet: a missing bucket or directory shows at the first call, and a writer calls `probe` before its first
+    commit. `profile` says how an endpoint is spoken to; credentials come from the provider's own chain. Raises
+    UsageError for a URL that no kind of store answers to, or that holds a credential.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         return _directory(Path(url).expanduser(), url)
+    parts = urlsplit(url)
     if scheme == "file":
-        parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise UsageError(f"{url!r} is not a directory on this machine: write file:///the/directory, or the path.")
         return _directory(Path(unquote(parts.path)), url)
-    raise UsageError(
-        f"{scheme!r} is not a kind of store that is known here ({rest!r} was to be opened on it). "
-        "Use a path or file:///directory."
-    )
+    if "@" in parts.netloc:
+        raise UsageError(
+            f"a {scheme}:// URL must not hold a credential: put it into the environment or the provider's "
+            "configuration file, where it is not printed. Nothing was opened."
+        )
+    bucket, _, prefix = rest.rstrip("/").partition("/")
+    if not bucket or bucket != bucket.strip():
+        raise UsageError(f"{url!r} names no bucket: write {scheme}://bucket/prefix. Nothing was opened.")
+    checked_prefix(prefix)
+    safe_url = f"{scheme}://{rest.rstrip('/')}"
+    if scheme in ("s3", "s3a"):
+        from weighbridge.storage.stores.s3 import S3Store
+
+        return S3Store(safe_url, bucket=bucket, prefix=prefix, profile=profile or Profile())
+    if scheme in ("gs", "gcs"):
+        from weighbridge.storage.stores.gcs import GCSStore
+
+        return GCSStore(safe_url, bucket=bucket, prefix=prefix, profile=profile or Profile())
+    from weighbridge.storage.stores.fsspec_store import FsspecStore
+
+    return FsspecStore(safe_url, profile=profile or Profile())
 
 
 def _directory(root: Path, url: str) -> Store:

@@ -60,7 +60,8 @@ class Store(ABC):
 
     @abstractmethod
     def folders(self, prefix: str) -> Iterator[str]:
-        """Names (not keys) of the folders directly under a folder key, sorted."""
+        """Names (not keys) of the folders directly under a folder key, sorted. One that is being filled, or
+        has just been emptied, may be among them."""
 
     @abstractmethod
     def delete(self, key: str) -> None:

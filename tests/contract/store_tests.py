@@ -43,6 +43,11 @@ class StoreTests:
 
     race_commits = 200
     race_writers = 8
+    emptied_folders_linger = False
+    """Some servers remove a folder a while after its last object."""
+
+    def may_linger(self, folder: str) -> set[str]:
+        return {folder} if self.emptied_folders_linger else set()
 
     def racer_environment(self, store: Store) -> dict[str, str]:
         return {}
@@ -226,7 +231,7 @@ class StoreTests:
         store.delete("versions/1/manifest")
         store.delete("never/was")
         assert raw.keys() == ["versions/2/manifest"]
-        assert list(store.folders("versions")) == ["2"]
+        assert set(store.folders("versions")) - self.may_linger("1") == {"2"}
         with pytest.raises(ObjectMissing):
             store.get("versions/1/manifest")
         store.create("versions/1/manifest", b"again")
@@ -246,7 +251,8 @@ class StoreTests:
         assert list(store.folders("versions")) == ["1", "2"]
         assert [o.key for o in store.list("versions")] == ["versions/1/m", "versions/2/m"]
         other.delete("versions/2/m")
-        assert list(store.folders("versions")) == ["1"]
+        assert set(store.folders("versions")) - self.may_linger("2") == {"1"}
+        assert [o.key for o in store.list("versions")] == ["versions/1/m"]
         with pytest.raises(ObjectMissing):
             store.size("versions/2/m")
 

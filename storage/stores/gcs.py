@@ -1,0 +1,296 @@
+"""A store in a Google Cloud Storage bucket. The commit is one request with ifGenerationMatch=0, which also carries its
+checksum. gcsfs finds endpoint and credentials; requests go through its transport one by one, without its retries
+and listing caches. Must not retry a shard: that is `storage/transfer.py`'s."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import aiohttp
+import google_crc32c
+from gcsfs.core import GCSFileSystem, quote
+from gcsfs.retry import HttpError
+from google.auth.exceptions import GoogleAuthError
+
+from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, UsageError
+from weighbridge.storage.stores.contract import ObjectInfo
+from weighbridge.storage.stores.keys import checked_create, checked_key, checked_prefix
+from weighbridge.storage.stores.profile import Profile
+from weighbridge.storage.stores.remote import RemoteStore, Verb
+
+_SINGLE_BYTES = 8 << 20
+_CHUNK_TRIES = 3
+_COPY_BYTES = 4 << 20
+_ABORT_SECONDS = 5.0
+_UPLOADS = "{0}/upload/storage/v1/b/{1}/o"
+
+
+class GCSStore(RemoteStore[Any]):
+    """Objects of one bucket under a prefix."""
+
+    failures: ClassVar[tuple[type[Exception], ...]] = (
+        *RemoteStore.failures,
+        aiohttp.ClientError,
+        HttpError,
+        GoogleAuthError,
+        RuntimeError,  # what gcsfs makes of an answer without a status that it knows
+    )
+
+    def __init__(self, url: str, *, bucket: str, prefix: str, profile: Profile) -> None:
+        super().__init__(url, prefix=prefix, profile=profile)
+        self.bucket = bucket
+
+    def create(self, key: str, data: bytes) -> None:
+        """See Store."""
+        name = self.name(checked_create(key, data))
+        self.run(Verb("create", key, len(data)), lambda fs: self._send(fs, name, data, ifGenerationMatch="0"))
+
+    def put(self, key: str, data: bytes) -> None:
+        """See Store."""
+        name = self.name(checked_key(key))
+        self.run(Verb("write", key, len(data)), lambda fs: self._send(fs, name, data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """See Store. Holds one chunk of `profile.part_bytes`: GCS takes the chunks of an upload one after the other."""
+        name = self.name(checked_key(key))
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read, so it was not uploaded: {error.strerror}.") from error
+        try:
+            nbytes = os.fstat(descriptor).st_size
+            verb = Verb("write", key, nbytes)
+            if nbytes <= _SINGLE_BYTES:
+                data = os.pread(descriptor, nbytes, 0)
+                self.run(verb, lambda fs: self._send(fs, name, data))
+            else:
+                checksum = _file_checksum(descriptor, nbytes)
+                chunks = -(-nbytes // self.profile.part_bytes)
+                self.run(
+                    verb,
+                    lambda fs: self._send_chunks(fs, name, descriptor, nbytes, checksum),
+                    seconds=self.profile.call_seconds * (2 + chunks),
+                )
+        finally:
+            os.close(descriptor)
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        return self._read(key, {})
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See Store."""
+        data = self._read(key, {"Range": f"bytes={start}-{start + length - 1}"})
+        if len(data) != length:
+            raise StoreError(f"{key} in {self.label} is too short: {len(data)} of {length} bytes came.")
+        return data
+
+    def size(self, key: str) -> int:
+        """See Store."""
+        name = self.name(checked_key(key))
+        found = self.run(
+            Verb("read", key), lambda fs: fs._call("GET", "b/{}/o/{}", self.bucket, name, fields="size", json_out=True)
+        )
+        return int(found["size"])
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See Store."""
+        found = [
+            ObjectInfo(self.key(item["name"]), int(item["size"]), _nanoseconds(item["updated"]))
+            for page in self._pages(checked_prefix(prefix))
+            for item in page.get("items", ())
+            if not item["name"].endswith("/")  # consoles make such objects to show empty folders
+        ]
+        return iter(sorted(found, key=lambda info: info.key))
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """See Store."""
+        found = {
+            name.rstrip("/").rsplit("/", 1)[-1]
+            for page in self._pages(checked_prefix(prefix), delimiter="/")
+            for name in page.get("prefixes", ())
+        }
+        return iter(sorted(found))
+
+    def delete(self, key: str) -> None:
+        """See Store."""
+        name = self.name(checked_key(key))
+        with contextlib.suppress(ObjectMissing):
+            self.run(Verb("delete", key), lambda fs: fs._call("DELETE", "b/{}/o/{}", self.bucket, name))
+
+    def _read(self, key: str, headers: dict[str, str]) -> bytes:
+        name = self.name(checked_key(key))
+
+        async def read(fs: Any) -> bytes:
+            _, data = await fs._call("GET", "b/{}/o/{}", self.bucket, name, alt="media", headers=headers)
+            return bytes(data)
+
+        return self.run(Verb("read", key), read)
+
+    def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
+        """Pages of a listing, each a call with a deadline of its own, so that a long listing can go on."""
+        token: dict[str, str] = {}
+        while True:
+            query = {"prefix": self.folder(prefix), **options, **token}
+            page = self.run(
+                Verb("list", prefix or "the root"),
+                lambda fs, query=query: fs._call("GET", "b/{}/o", self.bucket, json_out=True, **query),  # type: ignore[misc]
+            )
+            yield page
+            if not page.get("nextPageToken"):
+                return
+            token = {"pageToken": page["nextPageToken"]}
+
+    async def _send(self, fs: Any, name: str, data: bytes, **condition: str) -> None:
+        """One request with description and bytes. The boundary is drawn anew: fixed ones can occur in the bytes."""
+        boundary = secrets.token_hex(16)
+        about = json.dumps({"name": name, "crc32c": _checksum([data])})
+        body = b"".join(
+            (
+                f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{about}\r\n".encode(),
+                f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n".encode(),
+                data,
+                f"\r\n--{boundary}--".encode(),
+            )
+        )
+        await fs._call(
+            "POST",
+            _UPLOADS.format(fs._location, quote(self.bucket)),
+            uploadType="multipart",
+            headers={"Content-Type": f'multipart/related; boundary="{boundary}"'},
+            data=body,
+            **condition,
+        )
+
+    async def _send_chunks(self, fs: Any, name: str, descriptor: int, nbytes: int, checksum: str) -> None:
+        """A resumable upload, whose chunks are tried again one by one; the server checks the whole at the end."""
+        headers, _ = await asyncio.wait_for(
+            fs._call(
+                "POST",
+                _UPLOADS.format(fs._location, quote(self.bucket)),
+                uploadType="resumable",
+                name=name,
+                json={"name": name, "crc32c": checksum},
+                headers={"X-Upload-Content-Length": str(nbytes)},
+            ),
+            self.profile.call_seconds,
+        )
+        location = headers["Location"]
+        try:
+            start = 0
+            while start < nbytes:
+                length = min(self.profile.part_bytes, nbytes - start)
+                data = await asyncio.to_thread(os.pread, descriptor, length, start)
+                start = await self._send_chunk(fs, location, data, start, nbytes)
+        except BaseException:
+            with contextlib.suppress(*self.failures):
+                await asyncio.wait_for(fs._call("DELETE", location), _ABORT_SECONDS)
+            raise
+
+    async def _send_chunk(self, fs: Any, location: str, data: bytes, start: int, nbytes: int) -> int:
+        """Sends a chunk, and returns how much of the file the server then has: it may have taken less."""
+        end = start + len(data)
+        for left in reversed(range(_CHUNK_TRIES)):
+            try:
+                headers, _ = await asyncio.wait_for(
+                    fs._call(
+                        "PUT",
+                        location,
+                        headers={"Content-Range": f"bytes {start}-{end - 1}/{nbytes}"},
+                        data=data,
+                    ),
+                    self.profile.call_seconds,
+                )
+                taken = headers.get("Range")
+                return int(taken.rsplit("-", 1)[1]) + 1 if taken and end < nbytes else end
+            except self.failures:
+                if not left:
+                    raise
+        raise AssertionError("the loop above returns or raises")
+
+    async def _connect(self) -> Any:
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # Google's clients send no credentials to one either
+        fs = _Transport(
+            token="anon" if self.profile.anonymous or emulator else None,
+            endpoint_url=self.profile.endpoint_url or emulator,
+            consistency="none",  # checksums are sent along instead, and shards have digests
+            requests_timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=self.profile.call_seconds),
+            asynchronous=True,
+            loop=asyncio.get_running_loop(),
+            skip_instance_cache=True,  # a cached instance would keep expired credentials
+            use_listings_cache=False,
+            cache_timeout=0,
+        )
+        await fs._set_session()
+        return fs
+
+    @staticmethod
+    async def _disconnect(client: Any) -> None:
+        await client.session.close()
+
+    def _is_stale(self, error: Exception) -> bool:
+        return isinstance(error, GoogleAuthError) or _status(error) in (401, 403)
+
+    def _told(self, error: Exception, verb: Verb) -> StoreError:
+        status = _status(error)
+        said = str(error).strip() or type(error).__name__
+        if isinstance(error, FileExistsError) and verb.name == "create":
+            return ObjectExists(f"{verb.key} exists in {self.label} already; it was left as it is.")
+        if status == 404:
+            if verb.name in ("read", "delete"):
+                return ObjectMissing(f"{verb.key} is not in {self.label}.")
+            return StoreRefused(
+                f"there is no bucket {self.bucket!r} ({self.label}). Nothing was changed. Create it, or check the URL."
+            )
+        if self._is_stale(error):
+            return StoreRefused(
+                f"{self.label} does not let these credentials {verb.name} {verb.key} ({said}), also after reading them "
+                "anew. Nothing was changed. Check the application default credentials and their rights on the bucket."
+            )
+        if status == 416:
+            return StoreError(f"{verb.key} in {self.label} is shorter than was asked for ({said}).")
+        if status == 507:
+            return StoreRefused(f"{self.label} has no room for {verb.key} ({verb.writes} bytes): {said}.")
+        return self.unreachable(error, verb)
+
+
+class _Transport(GCSFileSystem):  # type: ignore[misc]
+    """gcsfs without its retries, six a request: this house's own go by a deadline and tell lost replies apart."""
+
+    async def _request(self, *args: Any, **kwargs: Any) -> Any:
+        request = GCSFileSystem._request
+        return await getattr(request, "__wrapped__", request)(self, *args, **kwargs)
+
+
+def _status(error: Exception) -> int:
+    """gcsfs tells some statuses as built-in errors, and others only in the text."""
+    if isinstance(error, HttpError):
+        return int(error.code or 0)
+    if isinstance(error, FileNotFoundError):
+        return 404
+    if isinstance(error, FileExistsError):
+        return 412
+    return 403 if type(error) is OSError and str(error).startswith("Forbidden") else 0
+
+
+def _file_checksum(descriptor: int, nbytes: int) -> str:
+    return _checksum(os.pread(descriptor, _COPY_BYTES, start) for start in range(0, nbytes, _COPY_BYTES))
+
+
+def _checksum(pieces: Iterable[bytes]) -> str:
+    """crc32c as GCS writes it."""
+    checksum: Any = google_crc32c.Checksum()  # type: ignore[no-untyped-call]
+    for piece in pieces:
+        checksum.update(piece)
+    return base64.b64encode(checksum.digest()).decode()
+
+
+def _nanoseconds(moment: str) -> int:
+    return int(datetime.fromisoformat(moment).timestamp() * 1e9)

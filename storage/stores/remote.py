@@ -1,0 +1,130 @@
+"""What all stores behind a network client share: a client made lazily in the process that uses it, a deadline round
+every call, credentials renewed once, errors in this house's words. Must not know any provider."""
+
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Generic, NoReturn, TypeVar
+
+from weighbridge.errors import StoreError
+from weighbridge.storage.stores.background import BackgroundLoop
+from weighbridge.storage.stores.contract import Store
+from weighbridge.storage.stores.profile import Profile
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What was asked for, for the words of an error. `writes` is how many bytes were to be written."""
+
+    name: str
+    key: str
+    writes: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
+class Connection(Generic[C]):
+    """A client, and the loop that it lives in."""
+
+    background: BackgroundLoop
+    client: C
+
+
+class RemoteStore(Store, Generic[C]):
+    """A store behind an asynchronous client of type C. Subclasses make the client, call it, and tell its errors."""
+
+    failures: ClassVar[tuple[type[Exception], ...]] = (OSError, TimeoutError, ValueError, LookupError, EOFError)
+    """What a client may raise, garbled answers included; anything else is a bug and passes through."""
+
+    def __init__(self, url: str, *, prefix: str, profile: Profile) -> None:
+        self.url = url
+        self.prefix = prefix
+        self.profile = profile
+        self.label = f"{url} at {profile.endpoint_url}" if profile.endpoint_url else url
+        self._lock = threading.Lock()
+        self._connection: Connection[C] | None = None
+
+    @abstractmethod
+    async def _connect(self) -> C:
+        """A fresh client, with credentials read anew from the provider's chain. Runs in the store's own loop."""
+
+    @staticmethod
+    @abstractmethod
+    async def _disconnect(client: C) -> None:
+        """Closes a client's connections."""
+
+    @abstractmethod
+    def _told(self, error: Exception, verb: Verb) -> StoreError:
+        """A client's error in this house's words and classes."""
+
+    @abstractmethod
+    def _is_stale(self, error: Exception) -> bool:
+        """Whether an error may pass once credentials are read anew."""
+
+    def run(self, verb: Verb, action: Callable[[C], Awaitable[T]], *, seconds: float | None = None) -> T:
+        """One call within its deadline. When the store did not accept our credentials they are read anew, once."""
+        connection: Connection[C] | None = None
+        try:
+            connection = self._open()
+            return self._bounded(connection, action, seconds)
+        except self.failures as error:
+            if not self._is_stale(error):
+                raise self._told(error, verb) from error
+        try:
+            return self._bounded(self._open(instead_of=connection), action, seconds)
+        except self.failures as error:
+            raise self._told(error, verb) from error
+
+    def name(self, key: str) -> str:
+        """The object's name in the bucket."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def folder(self, prefix: str) -> str:
+        """What the names of all objects under a folder key begin with."""
+        folder = self.name(prefix) if prefix else self.prefix
+        return f"{folder}/" if folder else ""
+
+    def key(self, name: str) -> str:
+        """The key of an object's name in the bucket."""
+        return name.removeprefix(f"{self.prefix}/") if self.prefix else name
+
+    def unreachable(self, error: Exception, verb: Verb) -> StoreError:
+        """An error that says nothing about the object: the request or the reply was lost, or came too late."""
+        reason = str(error) or type(error).__name__
+        return StoreError(f"{self.label} did not answer ({verb.name} {verb.key}): {reason}")
+
+    def _bounded(self, connection: Connection[C], action: Callable[[C], Awaitable[T]], seconds: float | None) -> T:
+        limit = seconds if seconds is not None else self.profile.call_seconds
+        try:
+            return connection.background.run(lambda: action(connection.client), seconds=limit)
+        except TimeoutError as late:
+            raise TimeoutError(str(late) or f"no answer within {limit:.0f} s") from late
+
+    def _open(self, *, instead_of: Connection[C] | None = None) -> Connection[C]:
+        """The connection of this process; a new one in place of `instead_of`, unless another thread has made it."""
+        with self._lock:
+            current = self._connection
+            if current is None or current is instead_of or not current.background.usable:
+                background = BackgroundLoop(f"store {self.url}")
+                try:
+                    client = background.run(self._connect, seconds=self.profile.call_seconds)
+                except BaseException:
+                    background.stop()
+                    raise
+                current = Connection(background, client)
+                weakref.finalize(current, background.stop, partial(self._disconnect, client))
+                self._connection = current
+            return current
+
+    def __reduce__(self) -> NoReturn:
+        """A client holds credentials and threads: it is opened where it is used, and never travels."""
+        raise TypeError(f"a store cannot be pickled: pass its URL ({self.url}) and open it where it is used.")
+
+    def __repr__(self) -> str:
+        """Names the store; holds nothing secret."""
+        return f"{type(self).__name__}({self.url!r})"
