@@ -2,6 +2,8 @@
 writes nothing: `checkpoint_writer.py` does. Weight files are read through symbolic links (an HF hub cache is made of
 them)."""
 
+from __future__ import annotations
+
 import mmap
 import os
 import threading
@@ -10,16 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weighbridge.errors import CheckpointError, HeaderError
 from weighbridge.storage import strict_json
-from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.digests import new_hasher
 from weighbridge.storage.parts import cut
 from weighbridge.storage.safetensors_header import Header, read_header
 from weighbridge.values import PartKey, TensorSpec
+
+if TYPE_CHECKING:
+    from weighbridge.storage.codecs.contract import Bytes
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

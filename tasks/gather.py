@@ -1,6 +1,8 @@
 """Gather: from what a trainer pushes to a stream of checked byte arrays in the base's dtypes. Runs in the caller's own
 thread. Must not know stores, versions or Prefect, and must not hold more than one tensor's copy."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
 
 from weighbridge.errors import GatherError, UsageError
 from weighbridge.storage.checkpoint import Checkpoint, open_checkpoint
-from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.expectation import Expectation, Tally
 from weighbridge.tasks.host_bytes import HostBytes, Memories, Unreadable, describe, memory_of, whole
@@ -18,6 +19,8 @@ from weighbridge.values import TensorSpec
 
 if TYPE_CHECKING:
     import torch
+
+    from weighbridge.storage.codecs.contract import Bytes
 
 Source: TypeAlias = Union[
     "torch.nn.Module", Mapping[str, object], Iterable[tuple[str, object]], str, "os.PathLike[str]", Checkpoint
@@ -195,6 +198,6 @@ def _pair(item: object) -> tuple[str, object]:
     )
 
 
-def _is_module(source: object) -> TypeGuard["torch.nn.Module"]:
+def _is_module(source: object) -> TypeGuard[torch.nn.Module]:
     torch = sys.modules.get("torch")  # a module can only come from a process that loaded torch
     return torch is not None and isinstance(source, torch.nn.Module)

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.expectation import CASTABLE
 
 if TYPE_CHECKING:
     import torch
+
+    from weighbridge.storage.codecs.contract import Bytes
 
 PIECE_BYTES = 64 << 20
 """Bytes of each of the two pinned pieces that a device tensor comes through, whatever its size."""
@@ -34,12 +36,12 @@ class Unreadable(ValueError):
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a torch tensor; loads torch only where somebody did already."""
-    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
+    return _is_tensor_type(type(value))
 
 
 def whole(value: object) -> object:
     """A tensor that is spread over ranks, put together (a collective: every rank calls it); anything else as it is."""
-    return value.detach().full_tensor() if is_tensor(value) and hasattr(value, "full_tensor") else value
+    return value.detach().full_tensor() if is_tensor(value) and _is_spread(value) else value  # type: ignore[operator]
 
 
 def describe(value: object) -> tuple[str, tuple[int, ...]]:
@@ -60,7 +62,7 @@ def describe(value: object) -> tuple[str, tuple[int, ...]]:
     name = _NAMES.get(str(value.dtype))
     if name is None:
         raise Unreadable(f"dtype {value.dtype} is none that a checkpoint can hold")
-    if value.numel() and not hasattr(value, "full_tensor") and not _has_storage(value):
+    if value.numel() and not _is_spread(value) and not _has_storage(value):
         raise Unreadable(f"is a {type(value).__name__} without bytes of its own")
     shape = tuple(value.shape)
     return name, (*shape[:-1], shape[-1] * 2) if name == "F4" and shape else shape  # torch counts pairs of F4
@@ -70,7 +72,7 @@ def memory_of(value: object) -> tuple[object, ...] | None:
     """Names the memory that a tensor shows and how: equal for two tensors means equal bytes. None where unknown."""
     if isinstance(value, np.ndarray):
         return ("numpy", value.ctypes.data, value.dtype.str, value.shape, value.strides) if value.size else None
-    if not is_tensor(value) or not value.numel() or hasattr(value, "full_tensor"):
+    if not is_tensor(value) or not value.numel() or _is_spread(value):
         return None
     view = (tuple(value.shape), value.stride(), value.is_conj(), value.is_neg())
     return (str(value.device), value.data_ptr(), str(value.dtype), *view)
@@ -192,6 +194,15 @@ def through_pieces(
     while waits:
         finish()
     return out
+
+
+@cache
+def _is_tensor_type(kind: type) -> bool:
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in kind.__mro__)
+
+
+def _is_spread(tensor: torch.Tensor) -> bool:
+    return hasattr(type(tensor), "full_tensor")  # of its class: looking up what a tensor lacks is slow
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

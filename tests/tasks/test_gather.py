@@ -157,6 +157,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "channels last": lambda t: t.reshape(1, 2, 4, 6).to(memory_format=torch.channels_last),
     "conjugate": lambda t: torch.complex(t, t).conj(),
     "negative": lambda t: torch.complex(t, t).conj().imag,
+    "negative in row order": torch._neg_view,
     "scalar of a slice": lambda t: t[2, 3],
     "empty slice": lambda t: t[:, :0],
 }
