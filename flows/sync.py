@@ -2,7 +2,6 @@
 the trainer is told what really happened: the commit and the hosts' records say so, not the states."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prefect import Flow, flow
@@ -11,7 +10,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from weighbridge.errors import OrchestrationError, WeighbridgeError
 from weighbridge.flows import names
-from weighbridge.flows.connection import UNREACHABLE, connected, find_api
+from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import using_store
 from weighbridge.flows.publish import publish
 from weighbridge.flows.rollout import hosts_outcome, rollout
@@ -24,10 +23,8 @@ from weighbridge.values import HostOutcome
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """Where to run and how far to go: `home` of the embedded server, `hosts` to bring along, the share of them that is
-    `required`, and by when."""
+    """How far to go: the `hosts` to bring along, the share of them that is `required`, and by when."""
 
-    home: Path
     hosts: tuple[str, ...]
     required: float
     deadline_seconds: float
@@ -56,7 +53,7 @@ def sync(
 
 
 def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
-    """Runs the flow for a push, in the calling thread, and returns what came of it.
+    """Runs the flow for a push, in the calling thread, which is connected; returns what came of it.
 
     Raises what kept the version from being committed; OrchestrationError when Prefect was lost, which says whether the
     version stands.
@@ -65,7 +62,7 @@ def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
     hosts, store = list(options.hosts), publication.publisher.store
     handle = Handle(publication)
     try:
-        with connected(find_api(options.home)), using_store(run, store):
+        with using_store(run, store):
             if hosts:
                 state = sync(run, version, hosts, options.required, options.deadline_seconds, handle, return_state=True)
             else:
@@ -85,7 +82,7 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
     """Brings the hosts to a version that is committed already; see `run_sync`."""
     hosts = list(options.hosts)
     try:
-        with connected(find_api(options.home)), using_store(run, store):
+        with using_store(run, store):
             rollout(run, version, hosts, options.required, options.deadline_seconds, return_state=True)
     except UNREACHABLE as lost:
         raise OrchestrationError(
@@ -108,7 +105,7 @@ def _verdict(publication: Publication, trouble: str) -> BaseException:
     if publication.manifest is not None:
         return OrchestrationError(
             f"version {version} is committed and stands, but Prefect was lost while it was rolled out: {trouble} Hosts "
-            f"follow the store by themselves; `weighbridge status` shows them, `weighbridge retry {version}` asks again."
+            f"follow the store by themselves: see `weighbridge status`; `weighbridge retry {version}` asks them again."
         )
     if isinstance(failure, WeighbridgeError) or (failure is not None and not isinstance(failure, UNREACHABLE)):
         return failure

@@ -4,7 +4,9 @@ keeps that answer when whoever ran it is lost."""
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from weighbridge.storage.attempt import Attempt
 from weighbridge.storage.feed import Feed
@@ -43,3 +45,10 @@ class Publication:
         if not self.settled.is_set():
             self.publisher.discard(self.attempt)
             self.settled.set()
+
+    def end(self, outcome: Future[Any]) -> None:
+        """For whoever ran the flow, or could not: ends every wait on this push, however it went."""
+        failure = outcome.exception()
+        if failure is not None:
+            self.feed.fail(failure)
+        self.give_up()

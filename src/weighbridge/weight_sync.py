@@ -5,15 +5,17 @@ thread; everything else runs in a thread of its own, so that the trainer's event
 import math
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from weighbridge import logs
 from weighbridge.errors import CommitConflict, SyncIncomplete, UsageError, WriterOvertaken
+from weighbridge.flows.lanes import Lanes
 from weighbridge.flows.sync import SyncOptions, SyncOutcome, run_rollout, run_sync
 from weighbridge.settings import Settings, load_settings
 from weighbridge.storage.batching import batches
@@ -36,28 +38,17 @@ _CONFLICT_TRIES = 3
 class PendingPush:
     """A push whose weights were read: the trainer may go on. `version` is the number that it will have."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, outcome: "Future[PushResult]") -> None:
         self.version = version
-        self._done = threading.Event()
-        self._result: PushResult | None = None
-        self._failure: BaseException | None = None
+        self._outcome = outcome
 
     def done(self) -> bool:
         """Whether `result` would answer at once."""
-        return self._done.is_set()
+        return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> PushResult:
         """What the push did. Raises what went wrong, or TimeoutError when it is not over within `timeout` seconds."""
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the push of version {self.version} is not over after {timeout} s; it goes on")
-        if self._failure is not None:
-            raise self._failure
-        assert self._result is not None
-        return self._result
-
-    def _end(self, result: PushResult | None, failure: BaseException | None) -> None:
-        self._result, self._failure = result, failure
-        self._done.set()
+        return self._outcome.result(timeout)
 
 
 class WeightSync:
@@ -83,9 +74,8 @@ class WeightSync:
         if self._settings.store is None or self._settings.base is None:
             raise UsageError("WeightSync needs a store and a base checkpoint. Nothing was started.")
         logs.configure(json_lines=self._settings.log_json)
-        self._options = SyncOptions(
-            self._settings.home, self._settings.hosts, self._settings.required, self._settings.sync_deadline
-        )
+        self._options = SyncOptions(self._settings.hosts, self._settings.required, self._settings.sync_deadline)
+        self._lanes = Lanes(self._settings.home)
         self._publisher: Publisher | None = None
         self._spool: Path | None = None
         self._last: PendingPush | None = None
@@ -102,7 +92,8 @@ class WeightSync:
         publisher.take_over()
         warm_kernels()
         if self._settings.hosts:
-            outcome = run_rollout(publisher.store, publisher.run_id, publisher.version, self._options)
+            store, run, version = publisher.store, publisher.run_id, publisher.version
+            outcome = self._lanes.submit(lambda: run_rollout(store, run, version, self._options)).result()
             self._enough(publisher.version, outcome.hosts)
 
     @overload
@@ -142,7 +133,8 @@ class WeightSync:
     def close(self) -> None:
         """Waits for a push that is under way and lets go of the snapshot. Versions and hosts stay as they are."""
         if self._last is not None:
-            self._last._done.wait()
+            wait_for((self._last._outcome,))
+        self._lanes.close()
         if self._spool is not None:
             shutil.rmtree(self._spool, ignore_errors=True)
         self._publisher = self._spool = None
@@ -187,20 +179,19 @@ class WeightSync:
         started = time.perf_counter()
         feed = Feed(in_flight=self._settings.encode_threads + 1)
         publication = Publication(publisher, publisher.begin(), feed, labels, self._settings.encode_threads)
-        pending = PendingPush(publication.attempt.version)
-        self._under_way, self._last = publication, pending
-        threading.Thread(
-            target=self._publish, args=(publication, pending, started), name="weighbridge-sync", daemon=True
-        ).start()
+        outcome = self._lanes.submit(lambda: self._publish(publication, started))
+        outcome.add_done_callback(publication.end)
+        self._under_way = publication
+        self._last = PendingPush(publication.attempt.version, outcome)
         try:
             self._gather(source, publication)
         except FeedBroken:
-            pending.result()  # raises what broke it
+            outcome.result()  # raises what broke it
         except BaseException as failure:
             feed.fail(failure)
-            pending._done.wait()
+            wait_for((outcome,))
             raise
-        return pending
+        return self._last
 
     def _gather(self, source: Source, publication: Publication) -> None:
         """Reads the trainer's tensors, in the trainer's thread, until all of them were encoded."""
@@ -215,19 +206,14 @@ class WeightSync:
         feed.drain()
         publication.seconds["gather"] = time.perf_counter() - started
 
-    def _publish(self, publication: Publication, pending: PendingPush, started: float) -> None:
+    def _publish(self, publication: Publication, started: float) -> PushResult:
         """The other thread's part: the sync flow, and what it came to."""
-        result, failure = None, None
         try:
             outcome = run_sync(publication, self._options)
-            publication.seconds["total"] = time.perf_counter() - started
-            result = self._result(publication, outcome)
-        except BaseException as error:  # noqa: BLE001 - this thread's edge: the trainer's thread gets it
-            publication.feed.fail(error)
-            failure = error
         finally:
             publication.give_up()
-            pending._end(result, failure)
+        publication.seconds["total"] = time.perf_counter() - started
+        return self._result(publication, outcome)
 
     def _result(self, publication: Publication, outcome: SyncOutcome) -> PushResult:
         manifest, seconds = publication.manifest, publication.seconds

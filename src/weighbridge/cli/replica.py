@@ -1,0 +1,130 @@
+"""`pull`, `verify`, `checkout`: a host's disk and the store, without an orchestrator."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from weighbridge import logs
+from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Store, Version, settings_of
+from weighbridge.cli.progress import showing
+from weighbridge.cli.report import print_json, print_line, size
+from weighbridge.errors import UsageError
+from weighbridge.storage.checkout import checkout as rebuild
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.replica.pull import bring_up
+from weighbridge.storage.replica.verify import Report, verify_folder
+from weighbridge.storage.stores import open_store
+from weighbridge.storage.verify_version import verify_version
+
+
+def pull(
+    *,
+    store: Store = None,
+    base: Base = None,
+    replica: ReplicaFolder = None,
+    version: Version = None,
+    rollback: Annotated[bool, Parameter(negative=(), help="Go back to an older version.")] = False,
+    scrub: Annotated[bool, Parameter(negative=(), help="Digest every byte first, and repair what rotted.")] = False,
+    copies: int | None = None,
+    durability: str | None = None,
+    json: Json = False,
+    log_json: LogJson = False,
+) -> None:
+    """Bring a replica to a version from the store alone; `<replica>/current` is the folder to load.
+
+    Parameters
+    ----------
+    copies
+        2 keeps the last good version beside the current one; 1 saves the space.
+    durability
+        power survives a power cut; process (for tmpfs) only a killed process.
+    """
+    settings = settings_of(
+        ("store", "replica"), store=store, base=base, replica=replica, copies=copies, durability=durability
+    )
+    assert settings.store is not None and settings.replica is not None
+    logs.to_stderr(json_lines=log_json or settings.log_json)
+    with showing("fetch") as on_progress:
+        result = bring_up(
+            settings.replica,
+            store=open_store(settings.store),
+            base=settings.base,
+            version=version,
+            rollback=rollback,
+            scrub=scrub,
+            copies=settings.copies,
+            durability=settings.durability,
+            on_progress=on_progress,
+        )
+    if json:
+        print_json(result)
+        return
+    print_line(
+        f"version {result.version} ({result.outcome}, from {result.from_version}), {size(result.fetched_bytes)} fetched"
+        + (f", {result.repaired} parts repaired" if result.repaired else "")
+    )
+    print_line(f"load {settings.replica / 'current'}")
+
+
+def verify(target: str, *, store: Store = None, json: Json = False) -> None:
+    """Prove a version, a replica or a checkpoint folder by its digests. Exits with 9 when a byte is not right.
+
+    Parameters
+    ----------
+    target
+        A version's number (its chain and shards in the store), a replica (both copies), or an HF folder.
+    """
+    settings = settings_of(("store",), store=store)
+    lineage = Lineage(open_store(str(settings.store)))
+    if target.isdecimal() and not Path(target).exists():
+        proof = verify_version(lineage, int(target))
+        if json:
+            print_json({"ok": True, "version": proof})
+        else:
+            print_line(f"version {proof.version}: {proof.manifests} manifests and {proof.shards} shards are right")
+        return
+    if not Path(target).is_dir():
+        raise UsageError(f"{target} is neither a version's number nor a folder. Nothing was read.")
+    report = verify_folder(Path(target), lineage, threads=settings.encode_threads)
+    _say(report, json=json)
+    report.demand()
+
+
+def checkout(
+    version: int, folder: Path, *, store: Store = None, base: Base = None, json: Json = False, log_json: LogJson = False
+) -> None:
+    """Rebuild a version as a whole HF checkpoint folder, proven by its state digest.
+
+    Parameters
+    ----------
+    version
+        The version's number.
+    folder
+        Where to; must be empty or not there yet.
+    """
+    settings = settings_of(("store",), store=store, base=base)
+    logs.to_stderr(json_lines=log_json or settings.log_json)
+    lineage = Lineage(open_store(str(settings.store)))
+    with showing("fetch") as on_progress:
+        result = rebuild(
+            version,
+            folder,
+            lineage=lineage,
+            base=settings.base,
+            threads=settings.encode_threads,
+            on_progress=on_progress,
+        )
+    if json:
+        print_json(result)
+    else:
+        print_line(f"version {result.version} in {result.folder}, state {result.state_digest[:16]}")
+
+
+def _say(report: Report, *, json: bool) -> None:
+    if json:
+        print_json({"ok": report.ok, "folders": report.folders, "faults": report.all_faults})
+        return
+    for folder in report.folders:
+        right = "every byte is right" if not folder.faults else f"{len(folder.faults)} faults"
+        print_line(f"{folder.folder}: version {folder.version}, {folder.parts} parts, {right}")
