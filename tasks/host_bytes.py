@@ -3,9 +3,9 @@ Runs in the caller's thread, since streams, collectives and grad mode belong to 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -35,13 +35,17 @@ class Unreadable(ValueError):
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a torch tensor; loads torch only where somebody did already."""
-    return _is_tensor_type(type(value))
+    """Whether a value is a torch tensor: there are none where nobody loaded torch yet."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def whole(value: object) -> object:
     """A tensor that is spread over ranks, put together (a collective: every rank calls it); anything else as it is."""
-    return value.detach().full_tensor() if is_tensor(value) and _is_spread(value) else value  # type: ignore[operator]
+    if not is_tensor(value) or not _is_spread(value):
+        return value
+    together: object = value.detach().full_tensor()  # type: ignore[attr-defined]
+    return together
 
 
 def describe(value: object) -> tuple[str, tuple[int, ...]]:
@@ -151,7 +155,7 @@ class HostBytes:
         with torch.cuda.device(device):
             if device not in self._lanes:
                 one, two = (torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in "12")
-                self._lanes[device] = torch.cuda.Stream(device), (one, two)
+                self._lanes[device] = torch.cuda.Stream(device), (one, two)  # type: ignore[no-untyped-call]
             side, pieces = self._lanes[device]
             side.wait_stream(torch.cuda.current_stream(device))
             flat.record_stream(side)  # or the allocator hands its memory out again while the copy still runs
@@ -159,7 +163,7 @@ class HostBytes:
             def start(piece: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
                 with torch.cuda.stream(side):
                     piece.copy_(source, non_blocking=True)
-                    done = torch.cuda.Event()
+                    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                     done.record(side)
                 return done.synchronize
 
@@ -194,11 +198,6 @@ def through_pieces(
     while waits:
         finish()
     return out
-
-
-@cache
-def _is_tensor_type(kind: type) -> bool:
-    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in kind.__mro__)
 
 
 def _is_spread(tensor: torch.Tensor) -> bool:
