@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from weighbridge.storage.codecs.contract import Bytes
-from weighbridge.storage.parts import PART_BYTES, cut
+from weighbridge.storage.parts import cut
 from weighbridge.values import Part, TensorSpec
 
 
@@ -40,11 +40,12 @@ def batches(tensors: Iterable[tuple[TensorSpec, Bytes]], *, shard_bytes: int) ->
     """Cuts tensors into parts and groups them; a part larger than `shard_bytes` is a batch of its own."""
     filling, index = _Filling(), 0
     for spec, data in tensors:
-        for part in cut(spec):
+        parts = cut(spec)
+        for part in parts:
             if filling.parts and filling.nbytes + part.nbytes > shard_bytes:
                 yield Batch(index, tuple(filling.parts), tuple(filling.whole))
                 filling, index = _Filling(), index + 1
-            if spec.nbytes > PART_BYTES and part.key.offset == 0:
+            if len(parts) > 1 and part.key.offset == 0:
                 filling.whole.append((spec.name, data))
             filling.parts.append(NewPart(part, data[part.key.offset : part.key.offset + part.nbytes]))
             filling.nbytes += part.nbytes

@@ -43,7 +43,7 @@ class Feed:
     def fail(self, failure: BaseException) -> None:
         """Ends every wait on both sides; the first failure counts."""
         with self._changed:
-            self._failure = self._failure or failure
+            self._failure = failure if self._failure is None else self._failure
             self._waiting.clear()
             self._changed.notify_all()
 

@@ -4,11 +4,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 
 from weighbridge.errors import UsageError
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import latest, outcome_of, read_records
-from weighbridge.values import HostRecord, Label, Manifest
+from weighbridge.values import HostRecord, Label, Manifest, PartKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,9 @@ class VersionLine:
 class TensorChange:
     """One tensor of a version, or between two: `after` is the whole tensor's digest, hex.
 
-    `steps` counts the versions that changed it; `changed` adds up over them, so an element that changed twice counts
-    twice. `codecs` are those that carried it.
+    `nbytes` are those of its parts that changed: all of it, unless it is cut into several. `steps` counts the versions
+    that changed it; `changed` adds up over them, so an element that changed twice counts twice. `codecs` are those that
+    carried it.
     """
 
     tensor: str
@@ -141,8 +143,8 @@ def status(lineage: Lineage) -> tuple[HostLine, ...]:
     """Every host that ever reported, by name."""
     head = lineage.head()
     lines = []
-    for host in lineage.store.folders("hosts"):
-        records = sorted(read_records(lineage.store, host=host), key=lambda r: r.ended_ns)
+    for host, of_host in groupby(read_records(lineage.store), key=lambda r: r.host):
+        records = sorted(of_host, key=lambda r: r.ended_ns)
         served = [r for r in records if r.outcome == "served"]
         # The last one that served is what the host has now, also when that was a roll-back to an older version.
         version = served[-1].version if served else -1
@@ -165,6 +167,7 @@ def status(lineage: Lineage) -> tuple[HostLine, ...]:
 
 def _changes(manifests: list[Manifest] | tuple[Manifest, ...]) -> tuple[TensorChange, ...]:
     found: dict[str, TensorChange] = {}
+    counted: set[PartKey] = set()
     for manifest in manifests:
         seen: set[str] = set()
         for row in manifest.rows:
@@ -173,11 +176,12 @@ def _changes(manifests: list[Manifest] | tuple[Manifest, ...]) -> tuple[TensorCh
                 tensor=row.key.tensor,
                 dtype=row.dtype,
                 shape=row.shape,
-                nbytes=row.nbytes + (known.nbytes if known and row.key.tensor in seen else 0),
+                nbytes=(known.nbytes if known else 0) + (0 if row.key in counted else row.nbytes),
                 changed=row.changed + (known.changed if known else 0),
                 steps=(known.steps if known else 0) + (row.key.tensor not in seen),
                 codecs=tuple(sorted({row.codec, *(known.codecs if known else ())})),
                 after=row.tensor_digest.hex(),
             )
             seen.add(row.key.tensor)
+            counted.add(row.key)
     return tuple(found[name] for name in sorted(found))

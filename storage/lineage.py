@@ -2,11 +2,13 @@
 that leads to it. Only reads; claiming a root and committing to it is `publisher.py`."""
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weighbridge.errors import ForeignRun, LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
+from weighbridge.storage import strict_json
 from weighbridge.storage.digests import DIGESTS
 from weighbridge.storage.manifest import check_name, from_bytes, manifest_key, version_folder
 from weighbridge.storage.stores.contract import Store
@@ -14,6 +16,7 @@ from weighbridge.values import Manifest
 
 RUN_KEY = "run.json"
 _KEPT_MANIFESTS = 32
+_HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,22 @@ class RunInfo:
 def parse_run(data: bytes, where: str) -> RunInfo:
     """Reads run.json's bytes. Raises LineageError when they are not a run this version of weighbridge can read."""
     try:
-        fields = json.loads(data)
-        if fields["format"] != 1 or fields["digest_kind"] not in DIGESTS:
+        fields = strict_json.parse(data)
+        if not isinstance(fields, dict):
+            raise ValueError("it is no JSON object")
+        if type(fields["format"]) is not int or fields["format"] != 1 or fields["digest_kind"] not in DIGESTS:
             raise ValueError(f"format {fields['format']!r} with digests {fields['digest_kind']!r} is not known here")
+        if not _HEX64.fullmatch(fields["base_digest"]):
+            raise ValueError("base_digest is not hex of its length")
+        if type(fields["created_ns"]) is not int:
+            raise ValueError("created_ns is no whole number")
         return RunInfo(
             run_id=check_name("run", fields["run_id"]),
             digest_kind=fields["digest_kind"],
-            base_digest=str(fields["base_digest"]),
-            created_ns=int(fields["created_ns"]),
+            base_digest=fields["base_digest"],
+            created_ns=fields["created_ns"],
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise LineageError(f"{where}/{RUN_KEY} does not describe a run: {error}. Nothing was changed.") from error
 
 
@@ -81,8 +90,9 @@ class Lineage:
 
     def manifest(self, version: int) -> Manifest:
         """One version's manifest, proven by its own digest. Raises VersionUnknown, ManifestCorrupt."""
-        if version in self._seen:
-            return self._seen[version]
+        known = self._seen.get(version)  # one step: another thread may drop it at any moment
+        if known is not None:
+            return known
         key = manifest_key(version)
         try:
             manifest = from_bytes(self.store.get(key), where=key)

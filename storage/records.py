@@ -2,16 +2,22 @@
 these records and nothing else."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from weighbridge.errors import CorruptData
+from weighbridge.storage import strict_json
 from weighbridge.storage.manifest import check_name
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostOutcome, HostRecord
 
 SERVED = "served"
 SUPERSEDED = "superseded"
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("run_id", "host", "attempt", "outcome", "stage", "state_digest", "engine", "error", "by"), str),
+    **dict.fromkeys(("version", "from_version", "started_ns", "ended_ns", "fetched_bytes", "repaired"), int),
+    "seconds": dict,
+}
 
 
 def record_key(record: HostRecord) -> str:
@@ -21,7 +27,10 @@ def record_key(record: HostRecord) -> str:
 
 def write_record(store: Store, record: HostRecord) -> None:
     """Writes one record; repeating it is safe, since the name is unique to the attempt."""
-    store.put(record_key(record), json.dumps(asdict(record), sort_keys=True).encode())
+    # An error's text may hold a file name that is no Unicode; it must not make the record unreadable.
+    text = json.dumps(asdict(record), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    data = text.encode(errors="replace")
+    store.put(record_key(record), data)
 
 
 def read_records(store: Store, *, host: str | None = None, version: int | None = None) -> list[HostRecord]:
@@ -38,10 +47,16 @@ def read_records(store: Store, *, host: str | None = None, version: int | None =
 
 def _parse(data: bytes, key: str) -> HostRecord:
     try:
-        record = HostRecord(**json.loads(data))
+        fields = strict_json.parse(data)
+        if not isinstance(fields, dict):
+            raise ValueError("it is no JSON object")
+        record = HostRecord(**fields)
+        wrong = [name for name, kind in _TYPES.items() if type(getattr(record, name)) is not kind]
+        if wrong or not all(type(s) in (int, float) for s in record.seconds.values()):
+            raise ValueError(f"not of their type: {', '.join(wrong) or 'seconds'}")
         if record_key(record) != key:
             raise ValueError("it names another host, version or attempt")
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise CorruptData(f"{key} is not a host's record: {error}. Nothing was read from it.") from error
     return record
 
