@@ -22,8 +22,8 @@ from weighbridge.errors import OrchestrationError
 from weighbridge.flows.postgres import start_postgres
 from weighbridge.flows.processes import ProcessMark, end, mark
 
-_LOCK_SECONDS = 120.0
-_START_SECONDS = 90.0
+_LOCK_SECONDS = 240.0
+_START_SECONDS = 180.0
 _PORT_TRIES = 3
 _DATABASE = "prefect"
 
