@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numpy import frombuffer, uint8
 from safetensors.numpy import save as to_safetensors
 
-from weighbridge.errors import ForeignRun, ObjectMissing
+from weighbridge.errors import ForeignRun, ObjectMissing, StoreError
 from weighbridge.storage.checkpoint import Checkpoint
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.commit import put_if_absent
@@ -96,6 +96,11 @@ def _publish_base(
     payload = to_safetensors(files)
     shard = ShardInfo(f"{commit_id}-{FILES_SHARD}.safetensors", len(payload), digest_bytes(run.digest_kind, payload))
     store.put(shard_key(0, shard), payload)
+    if (stored := store.size(shard_key(0, shard))) != shard.nbytes:
+        raise StoreError(
+            f"{shard_key(0, shard)} was written to {store.url} with {shard.nbytes} bytes but has {stored} there. No "
+            "version was published; start again, and it is written anew."
+        )
     specs = checkpoint.specs()
     rows = tuple(
         PartRow(

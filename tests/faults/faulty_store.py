@@ -1,6 +1,7 @@
 """A store that lies and fails by script, around any real store. Tests say what goes wrong with which call; everything
 that is not in the script works."""
 
+import contextlib
 import errno
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from typing import Literal, TypeVar
 
 from weighbridge.errors import StoreError, StoreRefused
 from weighbridge.storage.clock import Clock
-from weighbridge.storage.stores.contract import ObjectInfo, Store
+from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
 
 T = TypeVar("T")
 
@@ -105,6 +106,12 @@ class FaultyStore(Store):
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda _: self.inner.delete(key))
 
+    def unfinished(self) -> Iterator[Unfinished]:
+        return self.inner.unfinished()
+
+    def discard(self, unfinished: Unfinished) -> None:
+        self.inner.discard(unfinished)
+
     def _send(self, verb: Verb, key: str, data: bytes, action: Callable[[bytes], None]) -> None:
         self._call(verb, key, lambda spoil: action(data if spoil is None else spoil(data)))
 
@@ -126,7 +133,8 @@ class FaultyStore(Store):
             case "kill before":
                 raise Killed(what)
             case "kill":
-                action(None)
+                with contextlib.suppress(StoreError):  # who is dead never learns that it failed
+                    action(None)
                 raise Killed(what)
             case "lose":
                 action(None)
