@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# ruff does not follow the links under src/, mypy does.
+SOURCES := src flows tasks storage tests benchmarks
 
 .PHONY: help demo test lint bench dist clean
 
@@ -26,8 +28,8 @@ test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 lint: $(READY)  ## ruff and mypy, strict
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 
 bench: $(READY)  ## codec figures against the peers' codec and a plain copy, on data made here

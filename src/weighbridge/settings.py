@@ -2,6 +2,7 @@
 pyproject.toml. Unknown keys are errors; contradictions are refused here, before anything starts."""
 
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,9 @@ PREFIX = "WEIGHBRIDGE_"
 
 
 def default_home() -> Path:
-    """Where this machine's own state lives: $XDG_STATE_HOME/weighbridge, else ~/.local/state/weighbridge."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "weighbridge"
+    """Where this machine's own state lives: $XDG_STATE_HOME or ~/.local/state, by machine."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "weighbridge" / platform.node()  # homes are shared on clusters; a server is one machine's
 
 
 class Settings(BaseSettings):

@@ -21,7 +21,7 @@ from weighbridge.settings import Settings, load_settings
 from weighbridge.storage.batching import batches
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import SystemClock
-from weighbridge.storage.codecs.kernels import warm as warm_kernels
+from weighbridge.storage.codecs import warm as warm_kernels
 from weighbridge.storage.expectation import Expectation
 from weighbridge.storage.feed import Feed, FeedBroken
 from weighbridge.storage.localdisk import LocalDisk
