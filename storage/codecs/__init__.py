@@ -3,9 +3,10 @@ Prefect nor torch."""
 
 from weighbridge.storage.codecs.apply import fold, patched_digest
 from weighbridge.storage.codecs.contract import CHUNK_BYTES, PartInput, PartShape, Patch
-from weighbridge.storage.codecs.kernels import scatter, warm
+from weighbridge.storage.codecs.kernels import scatter
 from weighbridge.storage.codecs.registry import CODECS, get_codec
 from weighbridge.storage.codecs.shard import EncodedPart, EncodedShard, ShardDecoder, encode_shard, open_shard
+from weighbridge.storage.codecs.warming import warm
 
 __all__ = [
     "CHUNK_BYTES",

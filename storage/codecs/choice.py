@@ -3,28 +3,34 @@
 import numpy as np
 
 from weighbridge.storage.codecs import kernels
-from weighbridge.storage.codecs.contract import Bytes, PartInput
+from weighbridge.storage.codecs.contract import Bytes, PartInput, Sample
 from weighbridge.storage.codecs.elements import element
 
-_SAMPLES, _SAMPLE_BYTES = 64, 2048
+_EVERY, _PIECE = 256 << 10, 4 << 10  # of a large part one page in 64 is looked at
 _DENSE = 0.25  # below it, gaps and steps win whatever the steps are: they cost less than the raw elements
+_ENOUGH = 1 << 17  # bytes by which a dense part is judged
 
 
-def choose_codec(part: PartInput) -> str:
+def take_sample(part: PartInput) -> Sample:
+    """Pieces of a part at even distances; all of a small one."""
+    return Sample(part.dtype, part.new.size, _pieces(part.old), _pieces(part.new))
+
+
+def choose_codec(sample: Sample) -> str:
     """The name of the codec for a part that changed."""
-    old, new = _sample(part.old), _sample(part.new)
-    width = element(part.dtype).width
-    if kernels.count_changed(old, new, width) < _DENSE * (new.size // width):
-        return "gap"
-    return "gap" if _gap_bits(old, new, part.dtype) < _full_bits(new, width) else "full"
+    unit = element(sample.dtype)
+    sparse = "expgap" if unit.exponent_bits else "gap"
+    if kernels.count_changed(sample.old, sample.new, unit.width) < _DENSE * (sample.new.size // unit.width):
+        return sparse
+    old, new = sample.old[:_ENOUGH], sample.new[:_ENOUGH]
+    return sparse if _gap_bits(old, new, sample.dtype) < _full_bits(new, unit.width) else "full"
 
 
-def _sample(data: Bytes) -> Bytes:
-    """Up to _SAMPLES pieces at even distances, each of a whole number of elements of any width."""
-    if data.size <= _SAMPLES * _SAMPLE_BYTES:
+def _pieces(data: Bytes) -> Bytes:
+    if data.size < 4 * _EVERY:
         return data
-    stride = data.size // _SAMPLES // 8 * 8
-    return np.concatenate([data[i * stride : i * stride + _SAMPLE_BYTES] for i in range(_SAMPLES)])
+    whole = data[: data.size // _EVERY * _EVERY].reshape(-1, _EVERY)
+    return np.ascontiguousarray(whole[:, :_PIECE]).reshape(-1)
 
 
 def _gap_bits(old: Bytes, new: Bytes, dtype: str) -> float:

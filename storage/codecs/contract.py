@@ -33,6 +33,19 @@ class PartInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Some of a part's old and new bytes, whole elements at the same places, by which a codec sets itself up.
+
+    `whole_bytes` is the part's size.
+    """
+
+    dtype: str
+    whole_bytes: int
+    old: Bytes
+    new: Bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PartShape:
     """What a decoder is told of a part from the manifest, and trusts only as a bound: dtype and size in bytes."""
 
@@ -44,9 +57,9 @@ class PartShape:
 class Patch:
     """New values for some elements of a part: absolute, so that applying one twice is the same as once.
 
-    `positions` are element indexes (uint32), all checked against the part's length; None means all elements. They
-    are in any order within a block of 64 elements (at multiples of 64), and the blocks ascend. `values` are the new
-    elements' bytes, `width` bytes each, in the order of `positions`.
+    `positions` are element indexes (uint32), all checked against the part's length, none twice; None means all
+    elements. Those in one stretch of CHUNK_BYTES come before those in the next, in any order within. `values` are the
+    new elements' bytes, `width` bytes each, in the order of `positions`.
     """
 
     width: int
@@ -73,16 +86,29 @@ class Encoder(ABC):
         """The shard's streams by name, compressed. Called once, last."""
 
 
+class PartDecoder(ABC):
+    """Decodes one part, chunk by chunk in order. Not thread-safe."""
+
+    @abstractmethod
+    def feed(self, old: Bytes) -> Patch:
+        """The patch of the next chunk: CHUNK_BYTES of the part's old bytes, or its rest.
+
+        Positions count from the part's start; None means all elements of this chunk. The arrays are the decoder's
+        own until `finish`. Raises PayloadCorrupt for input that no encoder writes, before anything out of bounds is
+        touched; with another `old` than the encoder's the patch is wrong, or PayloadCorrupt is raised.
+        """
+
+    @abstractmethod
+    def finish(self) -> Patch:
+        """The patch of the whole part. Raises PayloadCorrupt where the part's stretch of a stream was not used up."""
+
+
 class Decoder(ABC):
     """Decodes parts of one shard. Thread-safe once it is built."""
 
     @abstractmethod
-    def decode(self, index: int, old: Bytes) -> Patch:
-        """The patch of the `index`-th part of this codec in the shard, given the part's old bytes.
-
-        Raises PayloadCorrupt for input that no encoder writes, before anything out of bounds is touched. With another
-        `old` than the encoder's it returns a wrong patch or raises PayloadCorrupt; the digest after tells.
-        """
+    def part(self, index: int) -> PartDecoder:
+        """A decoder of the `index`-th part of this codec in the shard. Raises PayloadCorrupt."""
 
 
 class Codec(ABC):
@@ -91,8 +117,8 @@ class Codec(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def encoder(self, parts: Sequence[PartInput]) -> Encoder:
-        """A fresh encoder for one shard. It will be fed `parts`, in this order, and may look at samples of them now."""
+    def encoder(self, samples: Sequence[Sample]) -> Encoder:
+        """A fresh encoder for one shard. It will be fed the parts that `samples` were taken from, in this order."""
 
     @abstractmethod
     def decoder(self, streams: Mapping[str, memoryview], parts: Sequence[PartShape]) -> Decoder:

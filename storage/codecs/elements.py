@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weighbridge.errors import PayloadCorrupt
+from weighbridge.errors import PayloadCorrupt, UsageError
 from weighbridge.storage.codecs.contract import PartShape
 from weighbridge.values import item_bytes
 
@@ -39,6 +39,14 @@ def element(dtype: str) -> Element:
     sign = 1 << (8 * width - 1) if dtype in _SIGNED_FLOATS else 0
     shift, bits = _EXPONENTS.get(dtype, (0, 0))
     return Element(width, np.uint64((1 << (8 * width)) - 1), np.uint64(sign), shift, bits)
+
+
+def whole_elements(dtype: str, nbytes: int) -> int:
+    """The width of a part's elements. Raises UsageError where its size is no whole number of them."""
+    width = item_bytes(dtype)
+    if nbytes % width:
+        raise UsageError(f"a part of {nbytes} bytes holds no whole number of {dtype}")
+    return width
 
 
 def count_elements(shape: PartShape) -> int:

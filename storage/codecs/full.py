@@ -4,11 +4,12 @@ A part is cut into chunks of CHUNK_BYTES; each byte plane of a chunk is one zstd
 `planes`. `extents` has the size of every frame. Must not know shards or manifests.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from weighbridge.errors import PayloadCorrupt, UsageError
+from weighbridge.errors import PayloadCorrupt
 from weighbridge.storage.codecs import kernels, streams
 from weighbridge.storage.codecs.contract import (
     CHUNK_BYTES,
@@ -16,11 +17,12 @@ from weighbridge.storage.codecs.contract import (
     Codec,
     Decoder,
     Encoder,
-    PartInput,
+    PartDecoder,
     PartShape,
     Patch,
+    Sample,
 )
-from weighbridge.storage.codecs.elements import count_elements
+from weighbridge.storage.codecs.elements import count_elements, whole_elements
 from weighbridge.values import item_bytes
 
 _STREAMS = ("extents", "planes")
@@ -35,9 +37,7 @@ class FullEncoder(Encoder):
 
     def begin(self, *, dtype: str, nbytes: int) -> None:
         """See Encoder."""
-        self._width = item_bytes(dtype)
-        if nbytes % self._width:
-            raise UsageError(f"a part of {nbytes} bytes holds no whole number of {dtype}")
+        self._width = whole_elements(dtype, nbytes)
 
     def feed(self, *, old: Bytes, new: Bytes) -> int:
         """See Encoder."""
@@ -64,19 +64,37 @@ class FullDecoder(Decoder):
         if self._starts[-1] != len(self._planes):
             raise PayloadCorrupt("full: the frames do not fill their stream; nothing was written")
 
-    def decode(self, index: int, old: Bytes) -> Patch:
+    def part(self, index: int) -> PartDecoder:
         """See Decoder."""
-        part = self._parts[index]
-        width, values = item_bytes(part.dtype), np.empty(part.nbytes, np.uint8)
-        frame = int(self._first[index])
-        for start in range(0, part.nbytes, CHUNK_BYTES):
-            chunk = values[start : start + CHUNK_BYTES].reshape(-1, width)
-            for plane in range(width):
-                chunk[:, plane] = streams.decompress(
-                    self._planes[int(self._starts[frame]) : int(self._starts[frame + 1])], len(chunk)
-                )
-                frame += 1
-        return Patch(width, None, values)
+        edges = self._starts[self._first[index] : self._first[index + 1] + 1].tolist()
+        return FullPartDecoder(self._parts[index], [self._planes[a:b] for a, b in itertools.pairwise(edges)])
+
+
+class FullPartDecoder(PartDecoder):
+    """Decompresses a part's frames in turn."""
+
+    def __init__(self, part: PartShape, frames: Sequence[memoryview]) -> None:
+        self._width = item_bytes(part.dtype)
+        self._values = np.empty(part.nbytes, np.uint8)
+        self._frames = iter(frames)
+        self._done = 0
+
+    def feed(self, old: Bytes) -> Patch:
+        """See PartDecoder."""
+        chunk = self._values[self._done : self._done + CHUNK_BYTES]
+        if old.size != chunk.size:
+            raise PayloadCorrupt("full: a part of another size than declared; nothing was written")
+        self._done += old.size
+        by_element = chunk.reshape(-1, self._width)
+        for plane, frame in zip(range(self._width), self._frames, strict=False):
+            by_element[:, plane] = streams.decompress(frame, len(by_element))
+        return Patch(self._width, None, chunk)
+
+    def finish(self) -> Patch:
+        """See PartDecoder."""
+        if self._done != self._values.size:
+            raise PayloadCorrupt("full: a part of another size than declared; nothing was written")
+        return Patch(self._width, None, self._values)
 
 
 def _frame_count(part: PartShape) -> int:
@@ -89,7 +107,7 @@ class FullCodec(Codec):
 
     name = "full"
 
-    def encoder(self, parts: Sequence[PartInput]) -> Encoder:
+    def encoder(self, samples: Sequence[Sample]) -> Encoder:
         """See Codec."""
         return FullEncoder()
 

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weighbridge.errors import PayloadCorrupt, UsageError
+from weighbridge.errors import PayloadCorrupt
 from weighbridge.storage.codecs import kernels, streams
-from weighbridge.storage.codecs.contract import Bytes, Codec, Decoder, Encoder, PartInput, PartShape, Patch
-from weighbridge.storage.codecs.elements import Element, count_elements, element
+from weighbridge.storage.codecs.contract import (
+    Bytes,
+    Codec,
+    Decoder,
+    Encoder,
+    PartDecoder,
+    PartShape,
+    Patch,
+    Sample,
+)
+from weighbridge.storage.codecs.elements import Element, count_elements, element, whole_elements
 from weighbridge.storage.codecs.growing import Growing
-from weighbridge.values import item_bytes
+from weighbridge.storage.codecs.kernels.gaps import BEYOND_END, LEFT_OVER, read_gaps
 
 _STREAMS = ("extents", "gaps", "steps", "wide2", "wide4", "wide8")
 _WIDE_WIDTHS = (2, 4, 8)
@@ -38,8 +47,7 @@ class GapEncoder(Encoder):
     def begin(self, *, dtype: str, nbytes: int) -> None:
         """See Encoder."""
         self._close()
-        if nbytes % item_bytes(dtype):
-            raise UsageError(f"a part of {nbytes} bytes holds no whole number of {dtype}")
+        whole_elements(dtype, nbytes)
         self._element = element(dtype)
         self._start = self._used()
         self._first, self._last = 0, -1
@@ -106,13 +114,58 @@ class GapDecoder(Decoder):
             planes = streams.decompress(stream, used[f"wide{width}"] * width)
             self._wide[width] = streams.from_planes(planes, width).view(f"<u{width}").astype(np.uint64)
 
-    def decode(self, index: int, old: Bytes) -> Patch:
+    def part(self, index: int) -> PartDecoder:
         """See Decoder."""
         at = self._stretches[index]
-        if old.size != at.nbytes:
-            raise PayloadCorrupt(f"gap: a part of {old.size} bytes where {at.nbytes} are declared; nothing was written")
         wide = self._wide[at.element.width][at.wide]
-        return kernels.read_gaps(old, at.element, self._gaps[at.gaps], self._steps[at.steps], wide)
+        return GapPartDecoder(at, self._gaps[at.gaps], self._steps[at.steps], wide)
+
+
+class GapPartDecoder(PartDecoder):
+    """Walks a part's gaps and steps."""
+
+    def __init__(self, at: _Stretch, gaps: Bytes, steps: Bytes, wide: npt.NDArray[np.uint64]) -> None:
+        self._at = at
+        self._streams = kernels.fixed(gaps), kernels.fixed(steps), kernels.fixed(wide)
+        self._positions = np.empty(steps.size, np.uint32)
+        self._values = np.empty(steps.size * at.element.width, np.uint8)
+        self._state = np.array([-1, 0, 0, 0, 0], np.int64)
+        self._first = 0
+
+    def feed(self, old: Bytes) -> Patch:
+        """See PartDecoder."""
+        unit, start = self._at.element, int(self._state[2])
+        with np.errstate(over="ignore"):
+            error = read_gaps(
+                kernels.fixed(old),
+                self._first,
+                unit.width,
+                unit.sign,
+                unit.mask,
+                self._state,
+                *self._streams,
+                self._positions,
+                self._values,
+            )
+        kernels.refuse("gap", error)
+        self._first += old.size // unit.width
+        return self._patch(start, int(self._state[2]))
+
+    def finish(self) -> Patch:
+        """See PartDecoder."""
+        gaps, steps, wide = self._streams
+        if self._first * self._at.element.width != self._at.nbytes:
+            raise PayloadCorrupt("gap: a part of another size than declared; nothing was written")
+        _, gap_end, step_end, wide_end, _ = (int(value) for value in self._state)
+        if step_end < steps.size:
+            kernels.refuse("gap", BEYOND_END)
+        if gap_end < gaps.size or wide_end < wide.size:
+            kernels.refuse("gap", LEFT_OVER)
+        return self._patch(0, step_end)
+
+    def _patch(self, start: int, stop: int) -> Patch:
+        width = self._at.element.width
+        return Patch(width, self._positions[start:stop], self._values[start * width : stop * width])
 
 
 def _lay_out(counts: npt.NDArray[np.int64], parts: Sequence[PartShape]) -> tuple[tuple[_Stretch, ...], dict[str, int]]:
@@ -137,7 +190,7 @@ class GapCodec(Codec):
 
     name = "gap"
 
-    def encoder(self, parts: Sequence[PartInput]) -> Encoder:
+    def encoder(self, samples: Sequence[Sample]) -> Encoder:
         """See Codec."""
         return GapEncoder()
 

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 
 from weighbridge.errors import PayloadCorrupt
 from weighbridge.storage.codecs.contract import Codec
+from weighbridge.storage.codecs.expgap import ExpGapCodec
 from weighbridge.storage.codecs.full import FullCodec
 from weighbridge.storage.codecs.gap import GapCodec
+from weighbridge.storage.codecs.overwrite import OverwriteCodec
+from weighbridge.storage.codecs.xor import XorCodec
 
-CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (FullCodec(), GapCodec())}
+CODECS: Mapping[str, Codec] = {
+    codec.name: codec for codec in (ExpGapCodec(), GapCodec(), FullCodec(), XorCodec(), OverwriteCodec())
+}
 
 
 def get_codec(name: str) -> Codec:

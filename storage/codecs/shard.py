@@ -12,8 +12,19 @@ from safetensors.numpy import save
 
 from weighbridge.errors import HeaderError, PayloadCorrupt, UsageError
 from weighbridge.storage.codecs import kernels
-from weighbridge.storage.codecs.choice import choose_codec
-from weighbridge.storage.codecs.contract import CHUNK_BYTES, Bytes, Decoder, Encoder, PartInput, PartShape, Patch
+from weighbridge.storage.codecs.apply import patched_chunk
+from weighbridge.storage.codecs.choice import choose_codec, take_sample
+from weighbridge.storage.codecs.contract import (
+    CHUNK_BYTES,
+    Bytes,
+    Decoder,
+    Encoder,
+    PartDecoder,
+    PartInput,
+    PartShape,
+    Patch,
+    Sample,
+)
 from weighbridge.storage.codecs.registry import get_codec
 from weighbridge.storage.digests import new_hasher
 from weighbridge.storage.safetensors_header import parse_header
@@ -49,10 +60,12 @@ def encode_shard(parts: Sequence[PartInput], *, digest_kind: str, codec: str | N
     """
     for part in parts:
         _check(part)
-    changed = [part for part in parts if not kernels.same(part.old, part.new)]
-    names = [codec or choose_codec(part) for part in changed]
+    sampled = [(part, take_sample(part)) for part in parts]
+    sampled = [(part, some) for part, some in sampled if _differs(part, some)]
+    changed = [part for part, _ in sampled]
+    names = [codec or choose_codec(some) for _, some in sampled]
     encoders = {
-        name: get_codec(name).encoder([part for part, its in zip(changed, names, strict=True) if its == name])
+        name: get_codec(name).encoder([some for (_, some), its in zip(sampled, names, strict=True) if its == name])
         for name in dict.fromkeys(names)
     }
     encoded = tuple(_encode(part, name, encoders[name], digest_kind) for part, name in zip(changed, names, strict=True))
@@ -66,6 +79,10 @@ def encode_shard(parts: Sequence[PartInput], *, digest_kind: str, codec: str | N
         for stream, data in encoder.finish().items()
     }
     return EncodedShard(save(streams), encoded, unchanged)
+
+
+def _differs(part: PartInput, some: Sample) -> bool:
+    return not kernels.same(some.old, some.new) or not kernels.same(part.old, part.new)
 
 
 def _check(part: PartInput) -> None:
@@ -97,8 +114,23 @@ class ShardDecoder:
 
     def decode(self, row: int, old: Bytes) -> Patch:
         """The patch of the row-th part, given its old bytes, which stay as they are. Raises PayloadCorrupt."""
+        part, old = self._part(row), kernels.fixed(old)
+        for start in range(0, old.size, CHUNK_BYTES):
+            part.feed(old[start : start + CHUNK_BYTES])
+        return part.finish()
+
+    def decode_digested(self, row: int, old: Bytes, *, digest_kind: str) -> tuple[Patch, bytes]:
+        """The same, and the raw digest that the part will have: in one pass, while each chunk is in the cache."""
+        part, old, hasher = self._part(row), kernels.fixed(old), new_hasher(digest_kind)
+        scratch = np.empty(min(CHUNK_BYTES, old.size), np.uint8)
+        for start in range(0, old.size, CHUNK_BYTES):
+            chunk = old[start : start + CHUNK_BYTES]
+            hasher.update(patched_chunk(chunk, start, part.feed(chunk), scratch).data)
+        return part.finish(), hasher.digest()
+
+    def _part(self, row: int) -> PartDecoder:
         codec, index = self._rows[row]
-        return self._decoders[codec].decode(index, kernels.fixed(old))
+        return self._decoders[codec].part(index)
 
 
 def open_shard(payload: bytes | bytearray | memoryview, rows: Sequence[tuple[str, PartShape]]) -> ShardDecoder:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from weighbridge.storage import codecs
 from weighbridge.storage.codecs.contract import Bytes
+from weighbridge.storage.codecs.elements import element
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.values import DTYPE_BITS, PartKey, item_bytes
 
@@ -84,7 +85,9 @@ def rows_of(
 
 
 def round_trip(parts: Sequence[codecs.PartInput], codec: str | None) -> codecs.EncodedShard:
-    """Encodes, decodes, and checks every promise of the codecs on the way."""
+    """Encodes, decodes, and checks every promise of the codecs on the way. `expgap` gets the parts that it takes."""
+    if codec == "expgap":
+        parts = [p for p in parts if element(p.dtype).exponent_bits]
     shard = codecs.encode_shard(parts, digest_kind="xxh3-128", codec=codec)
     rows, order = rows_of(shard, parts)
     assert set(shard.unchanged) == {p.key for p in parts if np.array_equal(p.old, p.new)}

@@ -27,9 +27,10 @@ def fixed(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
 
 
 def same(old: Bytes, new: Bytes) -> bool:
-    """Whether two byte arrays of one size are equal; stops at the first chunk that is not."""
-    step = 1 << 20
-    return all(np.array_equal(old[i : i + step], new[i : i + step]) for i in range(0, new.size, step))
+    """Whether two byte arrays of one size are equal; stops where they first are not."""
+    if old.size != new.size or old.dtype != np.uint8 or new.dtype != np.uint8:
+        raise ValueError("old and new bytes differ in size")
+    return not gaps.differ(fixed(old), fixed(new))
 
 
 def count_changed(old: Bytes, new: Bytes, width: int) -> int:
@@ -54,25 +55,10 @@ def scan_gaps(
         gaps.scan_gaps(fixed(old), fixed(new), element.width, element.sign, element.mask, first, state, *into)
 
 
-def read_gaps(old: Bytes, element: Element, gap_bytes: Bytes, steps: Bytes, wide: Words) -> Patch:
-    """The patch that gaps and steps describe. Raises PayloadCorrupt."""
-    positions = np.empty(steps.size, np.uint32)
-    values = np.empty(steps.size * element.width, np.uint8)
-    with np.errstate(over="ignore"):
-        error = gaps.read_gaps(
-            fixed(old),
-            element.width,
-            element.sign,
-            element.mask,
-            fixed(gap_bytes),
-            fixed(steps),
-            fixed(wide),
-            positions,
-            values,
-        )
+def refuse(codec: str, error: int) -> None:
+    """Raises PayloadCorrupt for a kernel's error code that is not 0."""
     if error:
-        raise PayloadCorrupt(f"gap: {gaps.REASONS[error]}; nothing was written. Fetch the shard again.")
-    return Patch(element.width, positions, values)
+        raise PayloadCorrupt(f"{codec}: {gaps.REASONS[error]}; nothing was written. Fetch the shard again.")
 
 
 def scatter(target: Bytes, patch: Patch) -> None:
@@ -117,18 +103,3 @@ def merge(source: Bytes, width: int, positions: Sequence[Positions]) -> Patch:
     patch = Patch(width, np.empty(count, np.uint32), np.empty(count * width, np.uint8))
     patches.gather_marked(bitmap, fixed(source), width, patch.positions, patch.values)
     return patch
-
-
-def warm() -> None:
-    """Compiles every kernel, or loads it from the cache on disk. Takes seconds on a machine that never ran them."""
-    byte = Element(1, np.uint64(255), np.uint64(0), 0, 0)
-    old, new = np.zeros(65, np.uint8), np.zeros(65, np.uint8)
-    new[64] = 1
-    count_changed(old, new, 1)
-    into = (np.empty(80, np.uint8), np.empty(80, np.uint8), np.empty(80, np.uint64))
-    state = np.array([-1, 0, 0, 0], np.int64)
-    scan_gaps(old, new, byte, 0, state, into)
-    patch = read_gaps(old, byte, into[0][: state[1]], into[1][: state[2]], into[2][: state[3]])
-    scatter(old, patch)
-    write_stretch(old, 0, patch, 0)
-    merge(old, 1, [np.zeros(1, np.uint32)])

@@ -4,11 +4,11 @@ With NUMBA_DISABLE_JIT=1 kernels run as plain Python, with the same results; `JI
 """
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, cast
 
 import numba
 
-Kernel = TypeVar("Kernel", bound=Callable[..., object])
+Kernel = Callable[..., Any]
 
 JIT: bool = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
 

@@ -6,7 +6,7 @@ Kernels return an error code instead of raising, so that they stay free of Pytho
 import numpy as np
 
 from weighbridge.storage.codecs.kernels.compiler import inlined, kernel
-from weighbridge.storage.codecs.kernels.lanes import changed_mask, load, lowest_bit, store
+from weighbridge.storage.codecs.kernels.lanes import changed8, changed_mask, count_bits, load, lowest_bit, store
 
 TRUNCATED, BEYOND_END, BAD_STEP, LEFT_OVER = 1, 2, 3, 4
 REASONS = {
@@ -66,15 +66,26 @@ def block_mask(old, new, start, count, width):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def differ(old, new):  # type: ignore[no-untyped-def]
+    """Whether two byte arrays of one size differ; stops where they first do."""
+    for start in range(0, new.size, 512):
+        if start + 512 > new.size:
+            for i in range(start, new.size):
+                if new[i] != old[i]:
+                    return True
+        elif changed8(new, start, old, start):
+            return True
+    return False
+
+
+@kernel
 def count_changed(old, new, width):  # type: ignore[no-untyped-def]
     """How many elements differ."""
     count = new.size // width
     total = 0
     for start in range(0, count, 64):
         word = block_mask(old, new, start, count, width)
-        while word:
-            word &= word - np.uint64(1)
-            total += 1
+        total += count_bits(word)
     return total
 
 
@@ -113,33 +124,46 @@ def scan_gaps(old, new, width, sign, mask, first, state, gaps, steps, wide):  # 
 
 
 @kernel
-def read_gaps(old, width, sign, mask, gaps, steps, wide, positions, values):  # type: ignore[no-untyped-def]
-    """Fills `positions` and `values` with one entry a step. Returns an error code."""
-    count = old.size // width
-    position, gap_end, wide_end = np.int64(-1), 0, 0
-    for i in range(steps.size):
-        piece = np.int64(255)
-        position += 1
-        while piece == 255:
-            if gap_end >= gaps.size:
-                return TRUNCATED
-            piece = np.int64(gaps[gap_end])
-            gap_end += 1
-            position += piece
-        if position >= count:
-            return BEYOND_END
-        code = np.uint64(steps[i])
+def read_gaps(old, first, width, sign, mask, state, gaps, steps, wide, positions, values):  # type: ignore[no-untyped-def]
+    """Decodes a chunk whose first element is the part's `first` into the part's `positions` and `values`.
+
+    `state` holds the last position (or the next one, where `state[4]` says so), and how much of `gaps`, `steps` and
+    `wide` is used. Returns an error code.
+    """
+    limit = first + old.size // width
+    position, gap_end, step_end, wide_end, pending = state[0], state[1], state[2], state[3], state[4]
+    error = 0
+    while step_end < steps.size:
+        if not pending:
+            piece = np.int64(255)
+            position += 1
+            while piece == 255 and gap_end < gaps.size:
+                piece = np.int64(gaps[gap_end])
+                gap_end += 1
+                position += piece
+            if piece == 255:
+                error = TRUNCATED
+                break
+            pending = 1
+        if position >= limit:
+            break
+        code = np.uint64(steps[step_end])
         if code == np.uint64(255):
             if wide_end >= wide.size:
-                return TRUNCATED
+                error = TRUNCATED
+                break
             code = np.uint64(wide[wide_end])
             wide_end += 1
             if code < np.uint64(255):
-                return BAD_STEP
+                error = BAD_STEP
+                break
         if code >= mask:
-            return BAD_STEP
-        positions[i] = position
-        store(values, i * width, stepped(load(old, position * width, width), code, sign, mask), width)
-    if gap_end != gaps.size or wide_end != wide.size:
-        return LEFT_OVER
-    return 0
+            error = BAD_STEP
+            break
+        positions[step_end] = position
+        pattern = stepped(load(old, (position - first) * width, width), code, sign, mask)
+        store(values, step_end * width, pattern, width)
+        step_end += 1
+        pending = 0
+    state[0], state[1], state[2], state[3], state[4] = position, gap_end, step_end, wide_end, pending
+    return error

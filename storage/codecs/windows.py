@@ -1,0 +1,75 @@
+"""Which exponents get a class of their own: measured on samples. Must not know streams.
+
+Classes are neighbouring values of the exponent; the least takes all below it, the top class all above. What a window
+costs is the positions' entropy, class by class, and a little for each class's tables and time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weighbridge.storage.codecs import kernels
+from weighbridge.storage.codecs.contract import Sample
+from weighbridge.storage.codecs.elements import Element, element
+from weighbridge.storage.codecs.kernels.classes import MAX_CLASSES, survey
+
+Counts = npt.NDArray[np.int64]
+
+_CLASS_SHARE = 0.002  # a class must save this share of the positions' bits, for the time that it takes,
+_CLASS_BITS = 400.0  # and what its Huffman tables and extents take
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`classes` neighbouring exponents from `low` on."""
+
+    low: int
+    classes: int
+
+    def for_kernels(self, unit: Element) -> Counts:
+        """Shift and mask of the field, its least value, the top class."""
+        return np.array([unit.exponent_shift, (1 << unit.exponent_bits) - 1, self.low, self.classes - 1], np.int64)
+
+
+def choose_window(samples: Sequence[Sample]) -> Window:
+    """The window for the parts of one dtype that `samples` were taken from."""
+    unit = element(samples[0].dtype)
+    members, changed = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    field = Window(0, 1).for_kernels(unit)
+    for sample in samples:
+        survey(kernels.fixed(sample.old), kernels.fixed(sample.new), unit.width, field, members, changed)
+    taken = max(1, sum(sample.new.size for sample in samples))
+    return best_window(members, changed, sum(sample.whole_bytes for sample in samples) / taken)
+
+
+def best_window(members: Counts, changed: Counts, scale: float) -> Window:
+    """The cheapest window, given elements and changed elements by exponent in a sample of 1 / `scale` of them all."""
+    used = np.flatnonzero(changed)
+    if not used.size:
+        return Window(0, 1)
+    first, last = int(used[0]), int(used[-1])
+    singles = _coin_bits(changed, members)
+    below = _coin_bits(np.cumsum(changed), np.cumsum(members))
+    above = _coin_bits(np.cumsum(changed[::-1]), np.cumsum(members[::-1]))[::-1]
+    sums = np.concatenate([[0.0], np.cumsum(singles)])
+    whole = float(below[-1])
+    best, least = Window(first, 1), whole
+    for low in range(first, last):
+        for top in range(low + 1, min(last, low + MAX_CLASSES - 1) + 1):
+            classes = top - low + 1
+            bits = float(below[low] + sums[top] - sums[low + 1] + above[top])
+            cost = bits + (classes - 1) * (_CLASS_SHARE * whole + _CLASS_BITS / scale)
+            if cost < least:
+                best, least = Window(low, classes), cost
+    return best
+
+
+def _coin_bits(changed: Counts, members: Counts) -> npt.NDArray[np.float64]:
+    """Bits that the positions of so many changed among so many members need."""
+    hits, misses = changed.astype(np.float64), (members - changed).astype(np.float64)
+    total = np.maximum(members, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bits = -(hits * np.log2(hits / total) + misses * np.log2(misses / total))
+    return np.nan_to_num(bits, nan=0.0)
