@@ -16,8 +16,9 @@ from weighbridge.storage.localdisk import Disk, LocalDisk
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import ShardInfo
 
-RANGE_BYTES = 16 << 20
+RANGE_BYTES = 8 << 20
 RANGES_IN_FLIGHT = 4
+RANGES_AHEAD = 6  # those that arrived before an earlier one wait here, while others are in flight
 PART_SUFFIX = ".part"
 _CHUNK_BYTES = 4 << 20
 
@@ -44,7 +45,7 @@ def fetch_object(
     """Fetches an object to `path`, which appears only whole, right by `info`'s size and digest, and synced.
 
     Bytes go to `path` + ".part" in order, so what an earlier process left there is where this one goes on; a file that
-    is already at `path` and right is kept. Memory is bounded by RANGES_IN_FLIGHT ranges of RANGE_BYTES. A download with
+    is already at `path` and right is kept. Memory is bounded by RANGES_AHEAD + 1 ranges of RANGE_BYTES. A download with
     a wrong digest is done again from the start, `downloads` in all, then it is ShardCorrupt. Raises ObjectMissing and
     StoreRefused at once, StoreError after the deadline, DiskFull (the part file is then removed). `disk` says how
     durable a file is made; `progress` is called in the caller's thread.
@@ -185,7 +186,7 @@ def _in_order(source: _Source, done: int) -> Iterator[bytes]:
     pool = ThreadPoolExecutor(RANGES_IN_FLIGHT, thread_name_prefix="fetch")
     try:
         while True:
-            while len(ahead) < RANGES_IN_FLIGHT and (at := next(starts, None)) is not None:
+            while len(ahead) < RANGES_AHEAD and (at := next(starts, None)) is not None:
                 ahead.append(pool.submit(source.get, at, min(RANGE_BYTES, end - at)))
             if not ahead:
                 return

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from weighbridge.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
@@ -14,6 +16,17 @@ class ObjectInfo:
     key: str
     nbytes: int
     modified_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A write that was begun and not ended, by a writer who is dead or still at it. `key` is for people, `handle` for
+    the store; `began_ns` is the store's own time."""
+
+    key: str
+    handle: str
+    nbytes: int
+    began_ns: int
 
 
 class Store(ABC):
@@ -66,3 +79,11 @@ class Store(ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Removes an object; none there is no error."""
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Writes under this root that were begun and not ended. None on a store whose server forgets them by itself."""
+        return iter(())
+
+    def discard(self, unfinished: Unfinished) -> None:
+        """Removes what such a write left; none there is no error. Its writer, if alive, fails and tries again."""
+        raise UsageError(f"{self.url} has no unfinished writes, so {unfinished.key} was not removed.")

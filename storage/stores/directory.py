@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit, UsageError
-from weighbridge.storage.stores.contract import ObjectInfo, Store
+from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
 from weighbridge.storage.stores.keys import (
     TEMP_PREFIX,
     checked_create,
@@ -112,22 +112,22 @@ class DirectoryStore(Store):
                     break
                 folder.rmdir()
 
-    def temp_files(self) -> Iterator[ObjectInfo]:
-        """Temp files of writers, dead or alive, with the file system's own times; for the collection of leftovers."""
+    def unfinished(self) -> Iterator[Unfinished]:
+        """See Store: temp files."""
         for folder, _, names in os.walk(self.root):
-            for name in sorted(names):
+            for name in sorted(filter(is_temp_name, names)):
                 path = Path(folder, name)
-                if is_temp_name(name):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = path.stat()
-                        yield ObjectInfo(str(path.relative_to(self.root)), status.st_size, status.st_mtime_ns)
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    where = str(path.relative_to(self.root))
+                    yield Unfinished(where, where, status.st_size, status.st_mtime_ns)
 
-    def remove_temp_file(self, key: str) -> None:
-        """Removes one of `temp_files`; none there is no error."""
-        path = self.root / key
+    def discard(self, unfinished: Unfinished) -> None:
+        """See Store."""
+        path = self.root / unfinished.handle
         if not is_temp_name(path.name):
-            raise UsageError(f"{key!r} is not the name of a temp file, so it was not removed.")
-        with self._failures("delete", key, 0):
+            raise UsageError(f"{unfinished.handle!r} is not the name of a temp file, so it was not removed.")
+        with self._failures("delete", unfinished.key, 0):
             path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:

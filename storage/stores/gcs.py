@@ -25,7 +25,7 @@ from weighbridge.storage.stores.keys import checked_create, checked_key, checked
 from weighbridge.storage.stores.profile import Profile
 from weighbridge.storage.stores.remote import RemoteStore, Verb
 
-_SINGLE_BYTES = 8 << 20
+_SINGLE_BYTES = 5 << 20
 _CHUNK_TRIES = 3
 _COPY_BYTES = 4 << 20
 _ABORT_SECONDS = 5.0

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from botocore.parsers import ResponseParserError
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit, UsageError
-from weighbridge.storage.stores.contract import ObjectInfo
+from weighbridge.storage.stores.contract import ObjectInfo, Unfinished
 from weighbridge.storage.stores.keys import checked_create, checked_key, checked_prefix
 from weighbridge.storage.stores.profile import Profile
 from weighbridge.storage.stores.remote import RemoteStore, Verb
@@ -117,7 +118,7 @@ class S3Store(RemoteStore[Any]):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         found = [
-            ObjectInfo(self.key(item["Key"]), int(item["Size"]), int(item["LastModified"].timestamp() * 1e9))
+            ObjectInfo(self.key(item["Key"]), int(item["Size"]), _nanoseconds(item["LastModified"]))
             for page in self._pages(checked_prefix(prefix))
             for item in page.get("Contents", ())
             if not item["Key"].endswith("/")  # consoles make such objects to show empty folders
@@ -139,34 +140,31 @@ class S3Store(RemoteStore[Any]):
         with contextlib.suppress(ObjectMissing):
             self.run(Verb("delete", key), lambda s3: s3.delete_object(Bucket=self.bucket, Key=name))
 
-    def unfinished_uploads(self) -> Iterator[tuple[str, str, int]]:
-        """Multipart uploads that were begun under this root and not ended: key, upload id, and when in nanoseconds by
-        the store's clock; for the collection of leftovers."""
+    def unfinished(self) -> Iterator[Unfinished]:
+        """See Store: multipart uploads. What their parts weigh is not asked."""
         marker: dict[str, str] = {}
         while True:
-            more = dict(marker)
+            query = dict(marker)
             page = self.run(
                 Verb("list", "unfinished uploads"),
-                lambda s3, more=more: s3.list_multipart_uploads(Bucket=self.bucket, Prefix=self.folder(""), **more),  # type: ignore[misc]
+                lambda s3, query=query: s3.list_multipart_uploads(  # type: ignore[misc]
+                    Bucket=self.bucket, Prefix=self.folder(""), **query
+                ),
             )
             for item in page.get("Uploads", ()):
-                yield self.key(item["Key"]), item["UploadId"], int(item["Initiated"].timestamp() * 1e9)
+                yield Unfinished(self.key(item["Key"]), item["UploadId"], 0, _nanoseconds(item["Initiated"]))
             if not page.get("IsTruncated"):
                 return
             marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        """Ends one of `unfinished_uploads`; none there is no error."""
-        name = self.name(key)
-
-        async def abort(s3: Any) -> None:
-            try:
-                await s3.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload_id)
-            except ClientError as error:
-                if _code(error) not in ("NoSuchUpload", "404"):
-                    raise
-
-        self.run(Verb("delete", key), abort)
+    def discard(self, unfinished: Unfinished) -> None:
+        """See Store."""
+        name = self.name(checked_key(unfinished.key))
+        with contextlib.suppress(ObjectMissing):
+            self.run(
+                Verb("delete", unfinished.key),
+                lambda s3: s3.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=unfinished.handle),
+            )
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
         """Pages of a listing, each a call with a deadline of its own, so that a long listing can go on."""
@@ -246,7 +244,7 @@ class S3Store(RemoteStore[Any]):
             )
         if code == "InvalidRange" or status == 416:
             return StoreError(f"{verb.key} in {self.label} is shorter than was asked for ({said}).")
-        if code in ("NoSuchKey", "404", "NotFound"):
+        if code in ("NoSuchKey", "404", "NotFound") or (verb.name == "delete" and code == "NoSuchUpload"):
             return ObjectMissing(f"{verb.key} is not in {self.label}.")
         if code in _FULL or status == 507:
             return StoreRefused(
@@ -350,3 +348,7 @@ async def _body(reply: dict[str, Any]) -> bytes:
 
 def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e9)

@@ -11,6 +11,7 @@ from tests.contract.store_tests import FolderRaw, StoreTests
 
 from weighbridge.errors import ObjectExists, StoreError, StoreRefused, StoreUnfit, UsageError
 from weighbridge.storage.stores import Store, open_store
+from weighbridge.storage.stores.contract import Unfinished
 from weighbridge.storage.stores.directory import DirectoryStore
 from weighbridge.storage.stores.keys import temp_name
 
@@ -155,13 +156,13 @@ def test_temp_files_of_a_dead_writer_are_not_listed_and_can_be_found(store: Dire
     dead.write_bytes(b"half of a sha")
     assert [o.key for o in store.list("")] == ["versions/1/manifest"]
     assert list(store.folders("versions/1")) == []
-    (found,) = store.temp_files()
+    (found,) = store.unfinished()
     assert (found.key, found.nbytes) == (f"versions/1/{dead.name}", 13)
-    store.remove_temp_file(found.key)
-    store.remove_temp_file(found.key)
+    store.discard(found)
+    store.discard(found)
     assert files(root) == ["manifest"]
     with pytest.raises(UsageError):
-        store.remove_temp_file("versions/1/manifest")
+        store.discard(Unfinished("", "versions/1/manifest", 0, 0))
 
 
 def test_a_temp_files_name_cannot_be_a_key(store: DirectoryStore) -> None:
