@@ -75,7 +75,9 @@ class Attempt:
         self._clock = clock
         self._lock = threading.Lock()
         self._shards: dict[int, SpooledShard] = {}
+        self._uploaded: set[int] = set()
         self._sealed: tuple[bytes, Manifest] | None = None
+        self._stands = False
 
     @property
     def shards(self) -> tuple[SpooledShard, ...]:
@@ -94,7 +96,7 @@ class Attempt:
         image, before = self._snapshot.image, self._snapshot.digests
         inputs = [PartInput(p.part.key, p.part.dtype, image.view(p.part.key), p.new) for p in batch.parts]
         encoded = encode_shard(inputs, digest_kind=kind)
-        whole = {name: digest_bytes(kind, memoryview(data)) for name, data in batch.whole}
+        whole = {name: digest_bytes(kind, data.data) for name, data in batch.whole}
         info = None
         if encoded.parts:
             info = ShardInfo(
@@ -121,6 +123,7 @@ class Attempt:
         shard = SpooledShard(batch.index, info, rows, whole, time.perf_counter() - started)
         with self._lock:
             self._shards[batch.index] = shard
+            self._uploaded.discard(batch.index)
         return shard
 
     def upload(self, index: int) -> int:
@@ -129,11 +132,18 @@ class Attempt:
         if shard.info is None:
             return 0
         upload_file(self._store, shard_key(self.version, shard.info), self.path(shard.info), clock=self._clock)
+        with self._lock:
+            self._uploaded.add(index)
         return shard.info.nbytes
 
     def seal(self, labels: Mapping[str, Label]) -> Manifest:
-        """Builds the manifest from what was encoded; the commit's bytes are fixed from here on."""
+        """Builds the manifest from what was encoded; the commit's bytes are fixed from here on.
+
+        Raises UsageError for labels that a manifest cannot carry, RuntimeError when a shard was not uploaded.
+        """
         if self._sealed is None:
+            if waiting := [s.index for s in self.shards if s.info and s.index not in self._uploaded]:
+                raise RuntimeError(f"version {self.version} is not committed: its shards {waiting} are not uploaded")
             self._sealed = to_bytes(self._manifest(labels))
         return self.manifest
 
@@ -152,7 +162,8 @@ class Attempt:
 
         Safe to repeat, since the bytes stay the same. Raises CommitStateUnknown.
         """
-        return put_if_absent(self._store, manifest_key(self.version), self._fixed()[0], clock=self._clock)
+        self._stands = put_if_absent(self._store, manifest_key(self.version), self._fixed()[0], clock=self._clock)
+        return self._stands
 
     def _manifest(self, labels: Mapping[str, Label]) -> Manifest:
         parent = self._snapshot.manifest
@@ -185,14 +196,14 @@ class Attempt:
     def discard(self, *, uploaded: bool) -> None:
         """Removes the spooled shards and, with `uploaded`, what stands of them in the store.
 
-        Only for an attempt whose commit was never sent or lost for certain. What cannot be deleted now is an orphan,
-        which no reader sees and garbage collection takes.
+        Only for an attempt whose commit was never sent or lost for certain; shards of one that stands are never taken
+        back. What cannot be deleted now is an orphan, which no reader sees and garbage collection takes.
         """
         for shard in self.shards:
             if shard.info is None:
                 continue
             self._disk.unlink(self.path(shard.info))
-            if uploaded:
+            if uploaded and not self._stands:
                 key = shard_key(self.version, shard.info)
                 try:
                     self._store.delete(key)

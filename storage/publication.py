@@ -35,8 +35,12 @@ class Publication:
         started = time.perf_counter()
         try:
             self.manifest = self.publisher.commit(self.attempt, self.labels)
+        except BaseException:
+            self.publisher.discard(self.attempt)  # not while its outcome is in doubt
+            raise
         finally:
             self.seconds["commit"] = time.perf_counter() - started
+            self.seconds["encode"] = sum(shard.seconds for shard in self.attempt.shards)
             self.settled.set()
         return self.manifest
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import structlog
 
-from weighbridge.errors import CommitConflict, CommitStateUnknown, DigestMismatch, WriterOvertaken
+from weighbridge.errors import CommitConflict, DigestMismatch, ManifestCorrupt, StoreRefused, WriterOvertaken
 from weighbridge.storage.attempt import Attempt, Snapshot
 from weighbridge.storage.checkpoint import Checkpoint
 from weighbridge.storage.claim import claim
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
-from weighbridge.storage.manifest import shard_key
+from weighbridge.storage.manifest import manifest_key, shard_key
 from weighbridge.storage.replica.image import MemoryImage
 from weighbridge.storage.replica.patching import Deltas, Proven, prove
 from weighbridge.storage.state import advance, state_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.probe import probe
 from weighbridge.storage.transfer import fetch_object
-from weighbridge.values import Label, Manifest, ShardInfo, TensorSpec
+from weighbridge.values import Label, Manifest, PartKey, ShardInfo, TensorSpec
 
 log = structlog.get_logger("weighbridge.publisher")
 
@@ -55,6 +55,7 @@ class Publisher:
         self._clock = clock
         self._threads = threads
         self._unsettled: Attempt | None = None
+        self._advanced: dict[PartKey, str] = {}  # by which manifest; an advance that was cut short goes on
         self._overtaken: WriterOvertaken | None = None
         self._reigns = False  # whether the newest version is this writer's own, so that another's above it overtakes us
 
@@ -89,7 +90,12 @@ class Publisher:
         if self._unsettled is not None:
             attempt = self._unsettled
             log.info("settling an earlier commit", version=attempt.version)
-            self._settle(attempt)
+            try:
+                self._settle(attempt)
+            except WriterOvertaken:
+                raise
+            except CommitConflict as conflict:  # its push was told that the outcome is unknown; this one goes on
+                log.warning("an earlier commit lost", reason=str(conflict))
         if self.lineage.is_committed(self.version + 1):
             if self._reigns:
                 raise self._stop(self.version + 1)
@@ -116,7 +122,7 @@ class Publisher:
         return self._settle(attempt)
 
     def discard(self, attempt: Attempt) -> None:
-        """Gives an attempt up whose commit was never sent: the store is as it was before it."""
+        """Gives an attempt up: the store is as it was before it. One whose commit is in doubt is kept for settling."""
         if attempt is not self._unsettled:
             attempt.discard(uploaded=True)
 
@@ -139,14 +145,19 @@ class Publisher:
         )
 
     def _settle(self, attempt: Attempt) -> Manifest:
-        """Sends a sealed attempt's commit (again), finds out whose stands, and advances when it is ours."""
+        """Sends a sealed attempt's commit (again), finds out whose stands, and advances when it is ours.
+
+        Until that is done the attempt is unsettled, whatever cuts this short: the next push goes on from here.
+        """
+        was_in_doubt, self._unsettled = self._unsettled is attempt, attempt
         try:
             ours = attempt.commit()
-        except CommitStateUnknown:
-            self._unsettled = attempt
+        except StoreRefused:
+            if not was_in_doubt:
+                self._unsettled = None
             raise
-        self._unsettled = None
         if not ours:
+            self._unsettled = None
             attempt.discard(uploaded=True)
             if self._reigns:
                 raise self._stop(attempt.version)
@@ -158,6 +169,7 @@ class Publisher:
         self._reigns = True
         manifest = attempt.manifest
         self._advance(manifest, attempt.path)
+        self._unsettled = None
         attempt.discard(uploaded=False)
         log.info("committed", run=self.run_id, version=manifest.version, wire_bytes=manifest.wire_bytes)
         return manifest
@@ -165,6 +177,7 @@ class Publisher:
     def follow(self) -> None:
         """Brings the snapshot up to the store's head, over the versions that other writers committed."""
         for manifest in self.lineage.walk(self.version, self.lineage.head()):
+            self._reigns = False
             paths = {shard: self._spool / shard.name for shard in manifest.shards}
             for shard, path in paths.items():
                 key = shard_key(manifest.version, shard)
@@ -175,18 +188,19 @@ class Publisher:
                     info=shard,
                     digest_kind=manifest.digest_kind,
                     clock=self._clock,
-                    durable=False,
+                    disk=self._disk,
                 )
             self._advance(manifest, paths.__getitem__)
             for path in paths.values():
                 self._disk.unlink(path)
-        self._reigns = False
 
     def _prove(self, manifest: Manifest, path_of: Callable[[ShardInfo], Path]) -> Iterator[Proven]:
         deltas = Deltas([manifest], lambda _, shard: path_of(shard))
-        return prove(self._snapshot.image, deltas, digest_kind=manifest.digest_kind, threads=self._threads)
+        due = [key for key in deltas.keys if self._advanced.get(key) != manifest.digest]
+        return prove(self._snapshot.image, deltas, digest_kind=manifest.digest_kind, threads=self._threads, keys=due)
 
     def _advance(self, manifest: Manifest, path_of: Callable[[ShardInfo], Path]) -> None:
+        self._check(manifest)
         digests = advance(self._snapshot.digests, manifest.rows)
         if state_digest(digests) != manifest.state_digest:
             raise DigestMismatch(
@@ -195,7 +209,24 @@ class Publisher:
             )
         for proven in self._prove(manifest, path_of):
             self._snapshot.image.scatter(proven.key, proven.patches)
+            self._advanced[proven.key] = manifest.digest
         self._snapshot = Snapshot(manifest, self._snapshot.image, digests)
+
+    def _check(self, manifest: Manifest) -> None:
+        """Whether a manifest goes on from the snapshot: its parent, and every part as it is here."""
+        snapshot = self._snapshot
+        strange = [
+            row.key
+            for row in manifest.rows
+            if (part := snapshot.image.parts.get(row.key)) is None
+            or (part.dtype, part.nbytes, snapshot.digests[row.key]) != (row.dtype, row.nbytes, row.before)
+        ]
+        if strange or manifest.parent_digest != snapshot.manifest.digest:
+            raise ManifestCorrupt(
+                f"{manifest_key(manifest.version)} does not go on from version {self.version} of run {self.run_id}"
+                f"{f' ({strange[0].tensor} is another there)' if strange else ''}. The snapshot stays at version "
+                f"{self.version}; audit the store."
+            )
 
     def _stop(self, version: int) -> WriterOvertaken:
         other = self.lineage.manifest(version)
@@ -229,7 +260,7 @@ def open_publisher(
         store, checkpoint, run_id=run_id, digest_kind=digest_kind, writer=writer, aliases=aliases, clock=clock
     )
     lineage = Lineage(store)
-    image = MemoryImage({name: (spec, checkpoint.view(name).copy()) for name, spec in checkpoint.specs().items()})
+    image = MemoryImage({name: (spec, checkpoint.read(name)) for name, spec in checkpoint.specs().items()})
     disk.make_folder(spool, mode=PRIVATE_FOLDER)
     publisher = Publisher(
         store=store,

@@ -4,7 +4,7 @@ has the digest of the last one gives patches to write. Must not know where they 
 
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -154,8 +154,10 @@ class _OpenShard:
         self._decoder = None  # the mapping goes with the last array that shows it
 
 
-def prove(image: Image, deltas: Deltas, *, digest_kind: str, threads: int = 1) -> Iterator[Proven]:
-    """Proves every part that the deltas change against the image's bytes, and writes nothing.
+def prove(
+    image: Image, deltas: Deltas, *, digest_kind: str, threads: int = 1, keys: Iterable[PartKey] | None = None
+) -> Iterator[Proven]:
+    """Proves every part that the deltas change (or those of `keys`) against the image's bytes, and writes nothing.
 
     Parts come in any order; what is not taken is not decoded ahead by more than the threads in flight. Raises
     DigestMismatch or PayloadCorrupt, naming the part, when a part's bytes or a delta are not right.
@@ -164,7 +166,7 @@ def prove(image: Image, deltas: Deltas, *, digest_kind: str, threads: int = 1) -
     try:
         yield from in_parallel(
             lambda key: prove_part(image, deltas, key, digest_kind=digest_kind, scratch=scratch),
-            deltas.keys,
+            deltas.keys if keys is None else keys,
             threads=threads,
         )
     finally:

@@ -14,9 +14,11 @@ from weighbridge.storage.batching import batches
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.codecs.contract import Bytes
+from weighbridge.storage.feed import Feed
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import Disk, LocalDisk
 from weighbridge.storage.manifest import shard_key
+from weighbridge.storage.publication import Publication
 from weighbridge.storage.publisher import Publisher, open_publisher
 from weighbridge.storage.stores import Store, open_store
 from weighbridge.values import Label, Manifest, TensorSpec
@@ -39,7 +41,7 @@ class Run:
         self._spools = 0
 
     def open(self, store: Store | None = None, *, disk: Disk | None = None, **options: Any) -> Publisher:
-        """A publisher with a spool of its own."""
+        """A publisher with a spool of its own, unless it gets one."""
         self._spools += 1
         return open_publisher(
             store or self.store,
@@ -47,7 +49,7 @@ class Run:
             run_id=options.pop("run_id", "run-1"),
             digest_kind=options.pop("digest_kind", "xxh3-128"),
             aliases=options.pop("aliases", {}),
-            spool=self.folder / f"spool-{self._spools}",
+            spool=options.pop("spool", self.folder / f"spool-{self._spools}"),
             disk=disk or LocalDisk("process"),
             clock=self.clock,
             threads=options.pop("threads", 1),
@@ -75,8 +77,26 @@ def fill(
 
 
 def push(publisher: Publisher, weights: Weights, labels: Mapping[str, Label] | None = None) -> Manifest:
-    """One whole push."""
-    return publisher.commit(fill(publisher, as_tensors(weights)), labels or {})
+    """One whole push, in this thread, cleaned up as a push is when it fails."""
+    return push_tensors(publisher, as_tensors(weights), labels)
+
+
+def push_tensors(
+    publisher: Publisher, tensors: Iterator[tuple[TensorSpec, Bytes]], labels: Mapping[str, Label] | None = None
+) -> Manifest:
+    publication = Publication(publisher, publisher.begin(), Feed(in_flight=1), labels or {}, threads=1)
+    try:
+        for batch in batches(tensors, shard_bytes=SHARD_BYTES):
+            publication.attempt.encode(batch)
+            publication.attempt.upload(batch.index)
+        return publication.commit()
+    finally:
+        publication.give_up()
+
+
+def bare_push(publisher: Publisher, weights: Weights) -> Manifest:
+    """One whole push by a process that may be killed: nobody cleans up after it."""
+    return publisher.commit(fill(publisher, as_tensors(weights)), {})
 
 
 def snapshot_of(publisher: Publisher) -> dict[str, bytes]:
