@@ -8,10 +8,10 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import aiohttp
 import google_crc32c
@@ -25,10 +25,13 @@ from weighbridge.storage.stores.keys import checked_create, checked_key, checked
 from weighbridge.storage.stores.profile import Profile
 from weighbridge.storage.stores.remote import RemoteStore, Verb
 
+T = TypeVar("T")
+
 _SINGLE_BYTES = 5 << 20
 _CHUNK_TRIES = 3
 _COPY_BYTES = 4 << 20
 _ABORT_SECONDS = 5.0
+_INCOMPLETE = 308  # GCS's answer to a chunk while more are to come
 _UPLOADS = "{0}/upload/storage/v1/b/{1}/o"
 
 
@@ -151,7 +154,8 @@ class GCSStore(RemoteStore[Any]):
     async def _send(self, fs: Any, name: str, data: bytes, **condition: str) -> None:
         """One request with description and bytes. The boundary is drawn anew: fixed ones can occur in the bytes."""
         boundary = secrets.token_hex(16)
-        about = json.dumps({"name": name, "crc32c": _checksum([data])})
+        checksum = _checksum([data])
+        about = json.dumps({"name": name, "crc32c": checksum})
         body = b"".join(
             (
                 f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{about}\r\n".encode(),
@@ -160,18 +164,27 @@ class GCSStore(RemoteStore[Any]):
                 f"\r\n--{boundary}--".encode(),
             )
         )
-        await fs._call(
+        kept = await fs._call(
             "POST",
             _UPLOADS.format(fs._location, quote(self.bucket)),
             uploadType="multipart",
             headers={"Content-Type": f'multipart/related; boundary="{boundary}"'},
             data=body,
+            json_out=True,
             **condition,
         )
+        await self._check(fs, kept, name, len(data), checksum)
+
+    async def _check(self, fs: Any, kept: dict[str, Any], name: str, nbytes: int, checksum: str) -> None:
+        """Whether the store kept what was sent. What it kept instead goes, by its generation: nobody else's object."""
+        if (kept.get("name"), int(kept.get("size", -1)), kept.get("crc32c")) == (name, nbytes, checksum):
+            return
+        await fs._call("DELETE", "b/{}/o/{}", self.bucket, kept["name"], ifGenerationMatch=str(kept["generation"]))
+        raise _OtherBytes(f"{kept['name']} was kept with {kept.get('size')} bytes and crc32c {kept.get('crc32c')}")
 
     async def _send_chunks(self, fs: Any, name: str, descriptor: int, nbytes: int, checksum: str) -> None:
-        """A resumable upload, whose chunks are tried again one by one; the server checks the whole at the end."""
-        headers, _ = await asyncio.wait_for(
+        """A resumable upload: after a chunk that failed the store is asked how far it came."""
+        headers, _ = await self._timely(
             fs._call(
                 "POST",
                 _UPLOADS.format(fs._location, quote(self.bucket)),
@@ -179,41 +192,47 @@ class GCSStore(RemoteStore[Any]):
                 name=name,
                 json={"name": name, "crc32c": checksum},
                 headers={"X-Upload-Content-Length": str(nbytes)},
-            ),
-            self.profile.call_seconds,
+            )
         )
         location = headers["Location"]
+        start, tries = 0, _CHUNK_TRIES
         try:
-            start = 0
-            while start < nbytes:
-                length = min(self.profile.part_bytes, nbytes - start)
-                data = await asyncio.to_thread(os.pread, descriptor, length, start)
-                start = await self._send_chunk(fs, location, data, start, nbytes)
+            while True:
+                data = await asyncio.to_thread(os.pread, descriptor, self.profile.part_bytes, start)
+                span = f"{start}-{start + len(data) - 1}" if data else "*"
+                try:
+                    status, headers, body = await self._chunk(fs, location, f"bytes {span}/{nbytes}", data)
+                except self.failures:
+                    tries -= 1
+                    if not tries:
+                        raise
+                    if await self._stands(fs, name, nbytes, checksum):  # the reply to the last chunk was lost
+                        return
+                    status, headers, body = await self._chunk(fs, location, f"bytes */{nbytes}", b"")
+                if status != _INCOMPLETE:
+                    await self._check(fs, json.loads(body), name, nbytes, checksum)
+                    return
+                start = int(headers["Range"].rsplit("-", 1)[1]) + 1 if "Range" in headers else 0
         except BaseException:
             with contextlib.suppress(*self.failures):
                 await asyncio.wait_for(fs._call("DELETE", location), _ABORT_SECONDS)
             raise
 
-    async def _send_chunk(self, fs: Any, location: str, data: bytes, start: int, nbytes: int) -> int:
-        """Sends a chunk, and returns how much of the file the server then has: it may have taken less."""
-        end = start + len(data)
-        for left in reversed(range(_CHUNK_TRIES)):
-            try:
-                headers, _ = await asyncio.wait_for(
-                    fs._call(
-                        "PUT",
-                        location,
-                        headers={"Content-Range": f"bytes {start}-{end - 1}/{nbytes}"},
-                        data=data,
-                    ),
-                    self.profile.call_seconds,
-                )
-                taken = headers.get("Range")
-                return int(taken.rsplit("-", 1)[1]) + 1 if taken and end < nbytes else end
-            except self.failures:
-                if not left:
-                    raise
-        raise AssertionError("the loop above returns or raises")
+    async def _chunk(self, fs: Any, location: str, span: str, data: bytes) -> tuple[int, Any, bytes]:
+        status, headers, _, body = await self._timely(
+            fs._request("PUT", location, headers={"Content-Range": span}, data=data)
+        )
+        return status, headers, body
+
+    async def _stands(self, fs: Any, name: str, nbytes: int, checksum: str) -> bool:
+        try:
+            kept = await self._timely(fs._call("GET", "b/{}/o/{}", self.bucket, name, json_out=True))
+        except FileNotFoundError:
+            return False
+        return (int(kept["size"]), kept["crc32c"]) == (nbytes, checksum)
+
+    async def _timely(self, call: Awaitable[T]) -> T:
+        return await asyncio.wait_for(call, self.profile.call_seconds)
 
     async def _connect(self) -> Any:
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # Google's clients send no credentials to one either
@@ -256,9 +275,17 @@ class GCSStore(RemoteStore[Any]):
             )
         if status == 416:
             return StoreError(f"{verb.key} in {self.label} is shorter than was asked for ({said}).")
+        if isinstance(error, _OtherBytes):
+            return StoreError(
+                f"{self.label} did not keep the bytes of {verb.key} that were sent: {error}; it was removed."
+            )
         if status == 507:
             return StoreRefused(f"{self.label} has no room for {verb.key} ({verb.writes} bytes): {said}.")
         return self.unreachable(error, verb)
+
+
+class _OtherBytes(ValueError):
+    """The store kept something else than was sent."""
 
 
 class _Transport(GCSFileSystem):  # type: ignore[misc]

@@ -100,12 +100,7 @@ def juicefs(mounts: int) -> Iterator[Sequence[Path]]:
     """Several FUSE mounts of one volume: a directory that machines share, with a client and a cache each."""
     juice = _script("juicefs")
     with _folder() as folder, contextlib.ExitStack() as stack:
-        meta = f"sqlite3://{folder / 'meta.db'}"
-        subprocess.run(
-            [juice, "format", "--storage", "file", "--bucket", str(folder / "blocks"), "--trash-days", "0", meta, "v"],
-            check=True,
-            capture_output=True,
-        )
+        meta = _format(juice, folder)
         points = [folder / f"mount{number}" for number in range(mounts)]
         for number, point in enumerate(points):
             point.mkdir()
@@ -116,6 +111,28 @@ def juicefs(mounts: int) -> Iterator[Sequence[Path]]:
             _wait_for(lambda point=point: os.path.ismount(point), folder / f"log{number}")  # type: ignore[misc]
             stack.callback(subprocess.run, ["umount", "-l", str(point)], capture_output=True)
         yield points
+
+
+@contextlib.contextmanager
+def juicefs_gateway() -> Iterator[Server]:
+    """S3 by JuiceFS's gateway, which takes conditional writes and ignores the condition."""
+    juice = _script("juicefs")
+    with _folder() as folder:
+        meta = _format(juice, folder)
+        (port, metrics) = free_ports(2)
+        url = f"http://127.0.0.1:{port}"
+        environment = {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_ENDPOINT_URL": url,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        command = [juice, "gateway", "--no-usage-report", "--multi-buckets", "--cache-dir", str(folder / "cache")]
+        command += ["--metrics", f"127.0.0.1:{metrics}", meta, f"127.0.0.1:{port}"]
+        root = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY}
+        with running(command, folder / "log", environment=root):
+            _wait_for(lambda: _answers(url, (200, 403)), folder / "log")
+            yield Server(url, environment)
 
 
 @contextlib.contextmanager
@@ -161,6 +178,15 @@ def _folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _format(juice: str, folder: Path) -> str:
+    """Makes a JuiceFS volume, and returns where its metadata is."""
+    meta = f"sqlite3://{folder / 'meta.db'}"
+    blocks = ["--storage", "file", "--bucket", f"{folder / 'blocks'}/"]
+    command = [juice, "format", *blocks, "--trash-days", "0", "--no-update", meta, "volume"]
+    subprocess.run(command, check=True, capture_output=True)
+    return meta
 
 
 def _script(name: str) -> str:
