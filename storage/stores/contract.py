@@ -39,6 +39,11 @@ class Store(ABC):
     url: str
     """Where the store is, safe to print: never holds a credential."""
 
+    @property
+    def label(self) -> str:
+        """The store as an error should name it: its URL, and the endpoint if that is not the provider's own."""
+        return self.url
+
     @abstractmethod
     def create(self, key: str, data: bytes) -> None:
         """Writes an object only if none has that key, atomically: readers see all of it or nothing.

@@ -29,8 +29,8 @@ def probe(store: Store, *, clock: Clock | None = None, deadline_seconds: float =
         except StoreError as failure:
             if time.monotonic() + pause >= deadline:
                 raise StoreError(
-                    f"{store.url} could not be asked whether it keeps put-if-absent: {failure} Nothing was published. "
-                    "Check the address and the network, then start again."
+                    f"{store.label} could not be asked whether it keeps put-if-absent: {failure} Nothing was "
+                    "published. Check the address and the network, then start again."
                 ) from failure
         time.sleep(pause)
 
@@ -59,7 +59,7 @@ def _ask(store: Store) -> None:
             "a second create of one key succeeded" if not held else "the bytes of an object just created did not stay"
         )
         raise StoreUnfit(
-            f"the store {store.url} does not keep put-if-absent: {seen}. Two writers could overwrite each other's "
+            f"the store {store.label} does not keep put-if-absent: {seen}. Two writers could overwrite each other's "
             "versions there, so nothing was published. Use a store that honours conditional writes (Amazon S3, Google "
             "Cloud Storage, SeaweedFS, Ceph, a directory on a POSIX file system)."
         )

@@ -45,9 +45,13 @@ class RemoteStore(Store, Generic[C]):
         self.url = url
         self.prefix = prefix
         self.profile = profile
-        self.label = f"{url} at {profile.endpoint_url}" if profile.endpoint_url else url
         self._lock = threading.Lock()
         self._connection: Connection[C] | None = None
+
+    @property
+    def label(self) -> str:
+        """See Store."""
+        return f"{self.url} at {self.profile.endpoint_url}" if self.profile.endpoint_url else self.url
 
     @abstractmethod
     async def _connect(self) -> C:
