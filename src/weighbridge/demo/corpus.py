@@ -3,6 +3,7 @@
 Bytes only; knows nothing of models or of torch.
 """
 
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,8 @@ class Corpus:
         """Splits `text`: its end is held out. Raises UsageError if it is too short to learn from."""
         if len(text) < _LEAST_BYTES:
             raise UsageError(
-                f"The demo found {len(text)} bytes of text to learn from and needs {_LEAST_BYTES}. Nothing was started. "
-                "Run it with a Python that has its standard library as .py files."
+                f"The demo found {len(text)} bytes of text to learn from and needs {_LEAST_BYTES}. "
+                "Nothing was started. Run it with a Python that has its standard library as .py files."
             )
         data = np.frombuffer(text, dtype=np.uint8)
         cut = len(data) - max(RUN_BYTES, int(len(data) * _HELD_OUT_SHARE))
@@ -65,15 +66,18 @@ def byte_runs(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
 
 
 def read_corpus(limit_bytes: int = DEFAULT_BYTES, *, folder: Path | None = None) -> Corpus:
-    """Reads .py files below `folder` (the standard library), in the order of their paths, until `limit_bytes` are had.
+    """Reads .py files below `folder` (the standard library), always in one order, until `limit_bytes` are had.
 
     The same Python and limit give the same corpus. Raises UsageError where there are no sources to read.
     """
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     text = bytearray()
-    for path in sorted(root.rglob("*.py")):
-        if len(text) >= limit_bytes:
-            break
-        if path.is_file() and _SKIPPED.isdisjoint(path.relative_to(root).parts):
-            text += path.read_bytes()
+    for folder_name, subfolders, files in os.walk(root):
+        # In place: os.walk then neither enters these (site-packages alone can hold more than the library) nor reorders.
+        subfolders[:] = sorted(set(subfolders) - _SKIPPED)
+        for name in sorted(files):
+            if len(text) >= limit_bytes:
+                break
+            if name.endswith(".py"):
+                text += Path(folder_name, name).read_bytes()
     return Corpus.of(bytes(text[:limit_bytes]))

@@ -20,10 +20,10 @@ def write_checkpoint(folder: Path, state: Mapping[str, Tensor], shape: DecoderSh
     save_file(dict(state), folder / "model.safetensors", metadata={"format": "pt"})
     documents = {
         "config.json": shape.config_json(),
-        "generation_config.json": {"pad_token_id": tokenizer.PAD, "bos_token_id": tokenizer.BOS, "eos_token_id": tokenizer.EOS},
+        "generation_config.json": shape.generation_config_json(),
         "tokenizer.json": tokenizer.tokenizer_json(),
         "tokenizer_config.json": tokenizer.tokenizer_config_json(longest=shape.longest),
         "special_tokens_map.json": tokenizer.special_tokens_json(),
-    }  # fmt: skip
+    }
     for name, content in documents.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

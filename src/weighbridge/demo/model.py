@@ -143,7 +143,7 @@ class Decoder(nn.Module):
         return logits
 
     def _rotation(self, start: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (tokens, head_dim) of HF Llama's rotary embedding: the two halves turn by the same angles."""
+        """Cosines and sines (tokens, head_dim) of HF Llama's rotary embedding: both halves turn alike."""
         size = self.shape.head_dim
         frequency = 1.0 / self.shape.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
         angle = torch.outer(torch.arange(start, start + tokens, dtype=torch.float32), frequency).repeat(1, 2)

@@ -53,6 +53,10 @@ class DecoderShape:
             "eos_token_id": EOS,
         }
 
+    def generation_config_json(self) -> dict[str, Any]:
+        """generation_config.json: the special tokens, and sampling as the trainer samples."""
+        return {"do_sample": True, "temperature": 1.0, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor's HF name and shape, in the order of the layers."""
         queries = self.heads * self.head_dim

@@ -23,15 +23,15 @@ from weighbridge.demo.shape import DecoderShape
 class TrainingPlan:
     """How the demo trains. Sizes are sequences and bytes (one byte is one token), rates are AdamW's."""
 
-    batch: int = 4
+    batch: int = 2
     window: int = 64
     rate: float = 1e-3
     warm_up_steps: int = 5
-    rl_rate: float = 5e-6
-    prompts: int = 4
+    rl_rate: float = 2e-6
+    prompts: int = 3
     samples: int = 4
-    prompt_bytes: int = 32
-    new_bytes: int = 32
+    prompt_bytes: int = 24
+    new_bytes: int = 24
     clip: float = 1.0
 
 
@@ -104,7 +104,7 @@ class Trainer:
         )
 
     def step(self) -> StepReport:
-        """One RL-like step: sample continuations, reward each by its likeness to the corpus, follow the policy gradient.
+        """One RL-like step: sample continuations, reward their likeness to the corpus, follow the policy gradient.
 
         The advantage is the reward against the other samples of the same prompt, in their standard deviations
         (GRPO, arXiv 2402.03300, without ratio and KL term: one on-policy step a batch needs neither).
