@@ -172,6 +172,10 @@ class OrchestrationError(WeighbridgeError, RuntimeError):
 
 
 class SyncIncomplete(WeighbridgeError, RuntimeError):
-    """The version is published, but fewer hosts serve it than the policy asks for."""
+    """The version is published, but fewer hosts serve it than the policy asks for; `result` has the push's result."""
 
     exit_code = 15
+
+    def __init__(self, message: str, *, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result

@@ -94,7 +94,7 @@ class WeightSync:
         if self._settings.hosts:
             store, run, version = publisher.store, publisher.run_id, publisher.version
             outcome = self._lanes.submit(lambda: run_rollout(store, run, version, self._options)).result()
-            self._enough(publisher.version, outcome.hosts)
+            self._demand(publisher.version, outcome.hosts)
 
     @overload
     def push(
@@ -216,21 +216,22 @@ class WeightSync:
         return self._result(publication, outcome)
 
     def _result(self, publication: Publication, outcome: SyncOutcome) -> PushResult:
-        manifest, seconds = publication.manifest, publication.seconds
+        manifest = publication.manifest
         assert manifest is not None
-        self._enough(manifest.version, outcome.hosts)
-        return PushResult(
+        result = PushResult(
             version=manifest.version,
             density=manifest.changed_elements / manifest.model_elements if manifest.model_elements else 0.0,
             changed_elements=manifest.changed_elements,
             model_bytes=manifest.model_bytes,
             wire_bytes=manifest.wire_bytes,
-            seconds=seconds,
+            seconds=publication.seconds,
             outcome=outcome.outcome,
             hosts=outcome.hosts,
         )
+        self._demand(manifest.version, outcome.hosts, result)
+        return result
 
-    def _enough(self, version: int, hosts: Sequence[HostOutcome]) -> None:
+    def _demand(self, version: int, hosts: Sequence[HostOutcome], result: PushResult | None = None) -> None:
         """Raises SyncIncomplete when fewer hosts made it than the policy asks for."""
         late = [host for host in hosts if host.outcome not in (SERVED, SUPERSEDED)]
         if len(hosts) - len(late) < math.ceil(self._options.required * len(hosts)):
@@ -238,5 +239,6 @@ class WeightSync:
             raise SyncIncomplete(
                 f"version {version} is committed and stands, but {len(late)} of {len(hosts)} hosts do not serve it: "
                 f"{why} They serve what they served before. Retry on their runs in the UI or `weighbridge retry "
-                f"{version}` runs them again; with policy='best-effort' a push goes on without them."
+                f"{version}` runs them again; with policy='best-effort' a push goes on without them.",
+                result=result,
             )
