@@ -87,8 +87,9 @@ def test_the_tokenizer_files_cover_every_byte_by_its_own_number(trainer: Trainer
     assert [vocabulary[alphabet[byte]] for byte in range(256)] == list(range(256))
     assert sorted(vocabulary.values()) == list(range(TOY.vocabulary))
     assert written["model"]["merges"] == []
-    # Bytes whose stand-ins every HF byte-level vocabulary agrees on: letters stand for themselves, space is U+0120.
-    assert (alphabet[ord("a")], alphabet[ord(" ")], alphabet[ord("\n")]) == ("a", "\u0120", "\u010a")
+    # Stand-ins that every HF byte-level vocabulary agrees on: one of each run of bytes, and both edges of the last.
+    stand_ins = {0x61: "a", 0x0A: "\u010a", 0x20: "\u0120", 0x7F: "\u0121", 0xA0: "\u0142", 0xA1: "\u00a1", 0xAD: "\u0143"}
+    assert {byte: alphabet[byte] for byte in stand_ins} == stand_ins
     special = {entry["content"]: entry["id"] for entry in written["added_tokens"]}
     config = json.loads((tmp_path / "config.json").read_text())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
