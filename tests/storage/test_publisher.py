@@ -219,7 +219,7 @@ def test_another_run_or_base_is_refused_before_anything_is_changed(run: Run, tmp
 
 
 def test_memory_holds_one_copy_of_the_model_and_a_few_shards(tmp_path: Path) -> None:
-    count, nbytes = 40, 4 << 20
+    count, nbytes = 40, 2 << 20
     names = [f"layers.{n}.w" for n in range(count)]
     base = {name: some_bytes(nbytes, n).view(np.float16) for n, name in enumerate(names)}
     run = Run(tmp_path, base_weights=base)
@@ -242,13 +242,15 @@ def test_memory_holds_one_copy_of_the_model_and_a_few_shards(tmp_path: Path) -> 
         del batch
         publication.feed.close()
         publication.feed.drain()
-        encoding.join(60)
+        encoding.join(150)
         manifest = publication.commit()
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert (manifest.version, len(manifest.shards), manifest.tensors) == (1, count, count)
-    assert count * nbytes < most < count * nbytes + 14 * nbytes
+    # The codecs' own buffers and a handful of shards, measured at 33 MB however many tensors there are; a second copy of
+    # the model would be 80.
+    assert count * nbytes < most < count * nbytes + (48 << 20)
 
 
 def _encode_all(publication: Publication) -> None:
@@ -774,7 +776,7 @@ def test_two_publishers_in_two_processes_race_for_every_version_and_one_wins_eac
             wins[winner] += 1
             assert {words[1] for words in said} == {str(version)}
             states[version] = said[winner][2]
-        assert [racer.wait(30) for racer in racers] == [0, 0]
+        assert [racer.wait(120) for racer in racers] == [0, 0]
     finally:
         for racer in racers:
             racer.kill()
