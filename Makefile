@@ -25,7 +25,7 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 	$(BIN)/weighbridge demo
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not stores"
 
 lint: $(READY)  ## ruff and mypy, strict
 	$(BIN)/ruff check $(SOURCES)
