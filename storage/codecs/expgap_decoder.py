@@ -12,6 +12,7 @@ from weighbridge.storage.codecs.contract import Bytes, PartDecoder, PartShape, P
 from weighbridge.storage.codecs.elements import Element, count_elements, element
 from weighbridge.storage.codecs.kernels import classes as k
 from weighbridge.storage.codecs.kernels.lanes import SPAN
+from weighbridge.storage.codecs.kernels.memory import UNITS
 from weighbridge.storage.codecs.windows import Window
 
 Table = npt.NDArray[np.int64]
@@ -56,7 +57,6 @@ class ExpGapPartDecoder(PartDecoder):
         self._values = np.empty(symbols * group.element.width, np.uint8)
         self._scratch = np.empty(SPAN, np.uint8)
         self._first = self._used = 0
-        kernels.refuse("expgap", k.start_classes(table, group.gaps, group.low))
 
     def feed(self, old: Bytes) -> Patch:
         """See PartDecoder."""
@@ -66,11 +66,12 @@ class ExpGapPartDecoder(PartDecoder):
             used = k.read_classes(
                 kernels.fixed(old),
                 self._first,
-                (unit.width, unit.sign, unit.mask),
+                UNITS[unit.width],
+                (unit.sign, unit.mask),
                 group.window,
                 self._table,
                 self._scratch,
-                (group.gaps, group.low, group.steps, group.wide),
+                (group.gaps, group.low, group.steps, group.wide, UNITS[8]),
                 self._positions,
                 self._values,
                 start,
@@ -147,6 +148,7 @@ class _Extents:
             table[:, k.SYMBOL_END], table[:, k.SYMBOL] = end[0], end[0] - count[0]
             table[:, k.GAP_END], table[:, k.GAP] = gap_base + end[1], gap_base + end[1] - count[1]
             table[:, k.WIDE_END], table[:, k.WIDE] = wide_base + end[2], wide_base + end[2] - count[2]
+            table[:, k.NEXT] = -1
             out.append(table)
         return out
 

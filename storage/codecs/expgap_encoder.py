@@ -12,6 +12,7 @@ from weighbridge.storage.codecs.elements import element
 from weighbridge.storage.codecs.growing import Growing
 from weighbridge.storage.codecs.kernels import classes as k
 from weighbridge.storage.codecs.kernels.lanes import SPAN
+from weighbridge.storage.codecs.kernels.memory import UNITS
 from weighbridge.storage.codecs.windows import choose_window
 
 Table = npt.NDArray[np.int64]
@@ -55,7 +56,7 @@ class GroupEncoder:
             found: int = k.scan_classes(
                 kernels.fixed(old),
                 kernels.fixed(new),
-                unit.width,
+                UNITS[unit.width],
                 unit.sign,
                 unit.mask,
                 self._for_kernels,
@@ -132,7 +133,7 @@ class GroupEncoder:
         dense = table[:, k.DENSE] == 1
         for index, end in enumerate(self._ends):
             before = table.copy()
-            k.write_classes(log[start:end], table, self._gaps, self._low, self._steps, self._wide)
+            k.write_classes(log[start:end], table, self._gaps, self._low, self._steps, self._wide, UNITS[8])
             grown = table - before
             extents[:, index] = grown[:, k.SYMBOL], grown[:, k.GAP], grown[:, k.WIDE]
             extents[1, index] -= np.where(dense, 0, grown[:, k.SYMBOL])

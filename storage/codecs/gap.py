@@ -26,6 +26,7 @@ from weighbridge.storage.codecs.contract import (
 from weighbridge.storage.codecs.elements import Element, count_elements, element, whole_elements
 from weighbridge.storage.codecs.growing import Growing
 from weighbridge.storage.codecs.kernels.gaps import BEYOND_END, LEFT_OVER, read_gaps
+from weighbridge.storage.codecs.kernels.memory import UNITS
 
 _STREAMS = ("extents", "gaps", "steps", "wide2", "wide4", "wide8")
 _WIDE_WIDTHS = (2, 4, 8)
@@ -139,7 +140,7 @@ class GapPartDecoder(PartDecoder):
             error = read_gaps(
                 kernels.fixed(old),
                 self._first,
-                unit.width,
+                UNITS[unit.width],
                 unit.sign,
                 unit.mask,
                 self._state,

@@ -14,6 +14,7 @@ from weighbridge.storage.codecs import kernels
 from weighbridge.storage.codecs.contract import Sample
 from weighbridge.storage.codecs.elements import Element, element
 from weighbridge.storage.codecs.kernels.classes import MAX_CLASSES, survey
+from weighbridge.storage.codecs.kernels.memory import UNITS
 
 Counts = npt.NDArray[np.int64]
 
@@ -28,9 +29,9 @@ class Window:
     low: int
     classes: int
 
-    def for_kernels(self, unit: Element) -> Counts:
+    def for_kernels(self, unit: Element) -> tuple[int, int, int, int]:
         """Shift and mask of the field, its least value, the top class."""
-        return np.array([unit.exponent_shift, (1 << unit.exponent_bits) - 1, self.low, self.classes - 1], np.int64)
+        return unit.exponent_shift, (1 << unit.exponent_bits) - 1, self.low, self.classes - 1
 
 
 def choose_window(samples: Sequence[Sample]) -> Window:
@@ -39,7 +40,7 @@ def choose_window(samples: Sequence[Sample]) -> Window:
     members, changed = np.zeros(256, np.int64), np.zeros(256, np.int64)
     field = Window(0, 1).for_kernels(unit)
     for sample in samples:
-        survey(kernels.fixed(sample.old), kernels.fixed(sample.new), unit.width, field, members, changed)
+        survey(kernels.fixed(sample.old), kernels.fixed(sample.new), UNITS[unit.width], field, members, changed)
     taken = max(1, sum(sample.new.size for sample in samples))
     return best_window(members, changed, sum(sample.whole_bytes for sample in samples) / taken)
 

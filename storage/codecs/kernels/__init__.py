@@ -10,6 +10,7 @@ from weighbridge.errors import PayloadCorrupt
 from weighbridge.storage.codecs.contract import Bytes, Patch
 from weighbridge.storage.codecs.elements import Element
 from weighbridge.storage.codecs.kernels import gaps, patches
+from weighbridge.storage.codecs.kernels.memory import UNITS
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 Words = npt.NDArray[np.uint64]
@@ -30,14 +31,14 @@ def same(old: Bytes, new: Bytes) -> bool:
     """Whether two byte arrays of one size are equal; stops where they first are not."""
     if old.size != new.size or old.dtype != np.uint8 or new.dtype != np.uint8:
         raise ValueError("old and new bytes differ in size")
-    return not gaps.differ(fixed(old), fixed(new))
+    return not gaps.differ(fixed(old), fixed(new), UNITS[8])
 
 
 def count_changed(old: Bytes, new: Bytes, width: int) -> int:
     """How many elements of `width` bytes differ between two arrays of one size."""
     if old.size != new.size or old.dtype != np.uint8 or new.dtype != np.uint8:
         raise ValueError("old and new bytes differ in size")
-    return int(gaps.count_changed(fixed(old), fixed(new), width))
+    return int(gaps.count_changed(fixed(old), fixed(new), UNITS[width]))
 
 
 def scan_gaps(
@@ -52,7 +53,7 @@ def scan_gaps(
     if into[0].size < room[0] or into[1].size < room[1] or into[2].size < room[2]:
         raise ValueError("no room left for a chunk's gaps and steps")
     with np.errstate(over="ignore"):
-        gaps.scan_gaps(fixed(old), fixed(new), element.width, element.sign, element.mask, first, state, *into)
+        gaps.scan_gaps(fixed(old), fixed(new), UNITS[element.width], element.sign, element.mask, first, state, *into)
 
 
 def refuse(codec: str, error: int) -> None:
@@ -69,7 +70,7 @@ def scatter(target: Bytes, patch: Patch) -> None:
     if patch.positions is None:
         target[:] = patch.values
     else:
-        patches.write_values(np.asarray(target), patch.width, fixed(patch.positions), fixed(patch.values))
+        patches.write_values(np.asarray(target), UNITS[patch.width], fixed(patch.positions), fixed(patch.values))
 
 
 def check_patch(patch: Patch, nbytes: int) -> None:
@@ -90,7 +91,7 @@ def write_stretch(target: Bytes, first: int, patch: Patch, cursor: int) -> int:
     if patch.positions is None:
         raise ValueError("a patch of all elements has no stretches")
     positions, values = fixed(patch.positions), fixed(patch.values)
-    return int(patches.write_stretch(target, patch.width, first, positions, values, cursor))
+    return int(patches.write_stretch(target, UNITS[patch.width], first, positions, values, cursor))
 
 
 def merge(source: Bytes, width: int, positions: Sequence[Positions]) -> Patch:
@@ -99,7 +100,7 @@ def merge(source: Bytes, width: int, positions: Sequence[Positions]) -> Patch:
     for some in positions:
         patches.mark(bitmap, fixed(some))
     empty = np.empty(0, np.uint32)
-    count = patches.gather_marked(bitmap, fixed(source), width, empty, np.empty(0, np.uint8))
+    count = patches.gather_marked(bitmap, fixed(source), UNITS[width], empty, np.empty(0, np.uint8))
     patch = Patch(width, np.empty(count, np.uint32), np.empty(count * width, np.uint8))
-    patches.gather_marked(bitmap, fixed(source), width, patch.positions, patch.values)
+    patches.gather_marked(bitmap, fixed(source), UNITS[width], patch.positions, patch.values)
     return patch

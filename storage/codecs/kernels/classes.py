@@ -7,28 +7,25 @@ worked out bit by bit. Tables are int64, one row a class; the names below are th
 
 import numpy as np
 
-from weighbridge.storage.codecs.kernels.compiler import inlined, kernel
+from weighbridge.storage.codecs.kernels.compiler import kernel
 from weighbridge.storage.codecs.kernels.gaps import (
     BAD_STEP,
     BEYOND_END,
     LEFT_OVER,
     TRUNCATED,
-    block_mask,
     step_code,
     stepped,
 )
 from weighbridge.storage.codecs.kernels.lanes import (
     SPAN,
+    changed_mask,
     class_mask,
     count_bits,
     count_class,
     exponent_classes,
-    load,
-    load8,
     lowest_bit,
-    store,
-    store8,
 )
+from weighbridge.storage.codecs.kernels.memory import load, store
 
 # A logged change is one word: its gap in class, its class, the code of its step.
 GAP_AT, CLASS_AT, CLASS_BITS, CODE_BITS = 36, 32, 4, 32
@@ -40,32 +37,17 @@ MAX_ELEMENTS = 1 << (64 - GAP_AT)
 SHIFT, BITS, DENSE, LOW, STEP = 0, 1, 2, 3, 4
 # Where an encoder or a decoder is: next gap byte, symbol and wide code, and (decoder) their ends.
 GAP, SYMBOL, WIDE, GAP_END, SYMBOL_END, WIDE_END = 5, 6, 7, 8, 9, 10
-# A decoder's class: members seen so far, and the rank of the next one that has a symbol.
+# A decoder's class: members seen so far, and the rank of the next one that has a symbol (-1 before the first).
 SEEN, NEXT = 11, 12
 COLUMNS = 13
 NEVER = 1 << 62
 
 
-@inlined
-def fill_classes(data, start, count, width, window, classes):  # type: ignore[no-untyped-def]
-    """The classes of SPAN elements from `start`; 255, which is no class, for those that do not exist."""
-    if start + SPAN <= count:
-        for j in range(0, SPAN, 64):
-            exponent_classes(data, (start + j) * width, classes, j, width, window)
-        return
-    for j in range(SPAN):
-        if start + j < count:
-            field = np.int64((load(data, (start + j) * width, width) >> np.uint64(window[0])) & np.uint64(window[1]))
-            classes[j] = min(max(field, window[2]) - window[2], window[3])
-        else:
-            classes[j] = 255
-
-
 @kernel
-def survey(old, new, width, window, members, changed):  # type: ignore[no-untyped-def]
+def survey(old, new, unit, window, members, changed):  # type: ignore[no-untyped-def]
     """Counts elements, and those that differ, by the value of the field that `window` names."""
-    for start in range(0, new.size, width):
-        a, b = load(old, start, width), load(new, start, width)
+    for start in range(0, new.size, unit.itemsize):
+        a, b = load(old, start, unit), load(new, start, unit)
         field = np.int64((a >> np.uint64(window[0])) & np.uint64(window[1]))
         members[field] += 1
         if a != b:
@@ -73,41 +55,60 @@ def survey(old, new, width, window, members, changed):  # type: ignore[no-untype
 
 
 @kernel
-def scan_classes(old, new, width, sign, mask, window, seen, last, classes, log):  # type: ignore[no-untyped-def]
+def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log):  # type: ignore[no-untyped-def]
     """Logs a chunk's changes and returns how many; `log` has room for one an element.
 
     `seen` and `last` are, per class, the members so far in the part and the last changed one's rank.
     """
-    count = new.size // width
+    count = new.size // unit.itemsize
     used = np.int64(0)
     marks = np.zeros(SPAN // 64, np.uint64)
     before, reached = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
     for start in range(0, count, SPAN):
         some = np.uint64(0)
-        for block in range(SPAN // 64):
-            marks[block] = np.uint64(0)
-            if start + block * 64 < count:
-                marks[block] = block_mask(old, new, start + block * 64, count, width)
-            some |= marks[block]
-        fill_classes(old, start, count, width, window, classes)
+        if start + SPAN <= count:
+            for j in range(0, SPAN, 64):
+                index = (start + j) * unit.itemsize
+                exponent_classes(old, index, classes, j, unit, window)
+                word = changed_mask(new, old, index, unit)
+                marks[j // 64] = word
+                some |= word
+        else:
+            for j in range(SPAN):
+                if j % 64 == 0:
+                    marks[j // 64] = np.uint64(0)
+                classes[j] = 255  # no class: elements beyond the end
+                if start + j < count:
+                    index = (start + j) * unit.itemsize
+                    a, b = load(old, index, unit), load(new, index, unit)
+                    field = np.int64((a >> np.uint64(window[0])) & np.uint64(window[1]))
+                    classes[j] = min(max(field, window[2]) - window[2], window[3])
+                    if a != b:
+                        marks[j // 64] |= np.uint64(1) << np.uint64(j % 64)
+                        some = np.uint64(1)
         if some:
-            before[:] = 0
-            reached[:] = 0
-            for block in range(SPAN // 64):
-                word = marks[block]
+            for each in range(window[3] + 1):
+                before[each] = seen[each]
+                reached[each] = 0
+            for block in range(0, SPAN, 64):
+                word = marks[block // 64]
                 while word:
                     bit = lowest_bit(word)
                     word &= word - np.uint64(1)
-                    which = np.int64(classes[block * 64 + bit])
-                    while reached[which] < block:
-                        before[which] += count_bits(class_mask(classes, reached[which] * 64, which))
-                        reached[which] += 1
+                    which = np.int64(classes[block + bit])
+                    rank = before[which]
+                    at = reached[which]
+                    if at < block:
+                        while at < block:
+                            rank += count_bits(class_mask(classes, at, which))
+                            at += 64
+                        before[which], reached[which] = rank, at
                     below = (np.uint64(1) << np.uint64(bit)) - np.uint64(1)
-                    rank = seen[which] + before[which] + count_bits(class_mask(classes, block * 64, which) & below)
+                    rank += count_bits(class_mask(classes, block, which) & below)
                     gap = rank - last[which] - 1
                     last[which] = rank
-                    index = (start + block * 64 + bit) * width
-                    code = step_code(load(old, index, width), load(new, index, width), sign, mask)
+                    index = (start + block + bit) * unit.itemsize
+                    code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
                     head = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT))
                     log[used] = head | code
                     used += np.int64(1)
@@ -129,8 +130,11 @@ def tally(log, stride, counts, small):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def write_classes(log, table, gaps, low, steps, wide):  # type: ignore[no-untyped-def]
-    """Writes logged changes into the streams of their classes; `low` and `steps` were zero. The caller leaves room."""
+def write_classes(log, table, gaps, low, steps, wide, word):  # type: ignore[no-untyped-def]
+    """Writes logged changes into the streams of their classes; `low` and `steps` were zero. The caller leaves room.
+
+    `word` is the unit of 8 bytes.
+    """
     for i in range(log.size):
         which = np.int64((log[i] >> np.uint64(CLASS_AT)) & np.uint64(MAX_CLASSES - 1))
         code = log[i] & np.uint64((1 << CODE_BITS) - 1)
@@ -145,7 +149,7 @@ def write_classes(log, table, gaps, low, steps, wide):  # type: ignore[no-untype
             if shift:
                 bit = table[which, LOW] + at * shift
                 kept = np.uint64(gap) & ((np.uint64(1) << np.uint64(shift)) - np.uint64(1))
-                store8(low, bit >> 3, load8(low, bit >> 3) | (kept << np.uint64(bit & 7)))
+                store(low, bit >> 3, load(low, bit >> 3, word) | (kept << np.uint64(bit & 7)), word)
                 gap >>= shift
             end = table[which, GAP]
             while gap >= 255:
@@ -165,42 +169,6 @@ def write_classes(log, table, gaps, low, steps, wide):  # type: ignore[no-untype
         table[which, SYMBOL] = at + 1
 
 
-@inlined
-def next_rank(table, which, rank, gaps, low):  # type: ignore[no-untyped-def]
-    """Moves a class from the changed member of `rank` (-1: none yet) to its next. Returns an error code."""
-    if table[which, SYMBOL] >= table[which, SYMBOL_END]:
-        table[which, NEXT] = NEVER
-        return 0
-    gap, piece, at = np.int64(0), np.int64(255), table[which, GAP]
-    while piece == 255:
-        if at >= table[which, GAP_END]:
-            return TRUNCATED
-        piece = np.int64(gaps[at])
-        at += 1
-        gap += piece
-    table[which, GAP] = at
-    shift = table[which, SHIFT]
-    if shift:
-        bit = table[which, LOW] + table[which, SYMBOL] * shift
-        kept = (load8(low, bit >> 3) >> np.uint64(bit & 7)) & ((np.uint64(1) << np.uint64(shift)) - np.uint64(1))
-        gap = (gap << shift) | np.int64(kept)
-    table[which, NEXT] = rank + 1 + gap
-    return 0
-
-
-@kernel
-def start_classes(table, gaps, low):  # type: ignore[no-untyped-def]
-    """Finds the first changed member of every class of a part. Returns an error code."""
-    for which in range(table.shape[0]):
-        if table[which, DENSE]:
-            table[which, NEXT] = 0 if table[which, SYMBOL] < table[which, SYMBOL_END] else NEVER
-        else:
-            error = next_rank(table, which, np.int64(-1), gaps, low)
-            if error:
-                return error
-    return 0
-
-
 @kernel
 def end_classes(table):  # type: ignore[no-untyped-def]
     """Whether a part used up exactly what is its own. Returns an error code."""
@@ -212,84 +180,91 @@ def end_classes(table):  # type: ignore[no-untyped-def]
     return 0
 
 
-@inlined
-def next_code(table, which, steps, wide, mask):  # type: ignore[no-untyped-def]
-    """The code of a class's next symbol, and moves on; `mask` (no code) for a dense class's unchanged member.
-
-    One above `mask` would not fit: errors are codes of `mask` with the class's WIDE set beyond its end.
-    """
-    bits = table[which, BITS]
-    bit = table[which, STEP] + table[which, SYMBOL] * bits
-    table[which, SYMBOL] += 1
-    escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    symbol = (np.uint64(steps[bit >> 3]) >> np.uint64(bit & 7)) & escape
-    dense = np.uint64(table[which, DENSE])
-    if symbol < dense:
-        return mask
-    code = symbol - dense
-    if symbol == escape:
-        at = table[which, WIDE]
-        table[which, WIDE] = at + 1
-        if at >= table[which, WIDE_END]:
-            table[which, WIDE] = NEVER
-            return mask
-        wider = np.uint64(wide[at])
-        if wider < code:
-            table[which, WIDE] = NEVER
-            return mask
-        code = wider
-    if code >= mask:
-        table[which, WIDE] = NEVER
-        return mask
-    return code
-
-
 @kernel
-def read_classes(old, first, unit, window, table, classes, streams, positions, values, used):  # type: ignore[no-untyped-def]
+def read_classes(old, first, unit, order, window, table, classes, streams, positions, values, used):  # type: ignore[no-untyped-def]
     """Decodes a chunk whose first element is the part's `first`; returns how much of `positions` is used, or -error.
 
-    `unit` is width, sign and mask, `streams` gaps, low bits, steps and wide codes. There is room in `positions` and
-    `values` for every symbol that the part has left.
+    `order` is sign and mask; `streams` are gaps, low bits (8 bytes longer than what they hold), steps, wide codes, and
+    the unit of 8 bytes. `positions` and `values` have room for every symbol that the part has left.
     """
-    width, sign, mask = unit
-    gaps, low, steps, wide = streams
-    count = old.size // width
+    sign, mask = order
+    gaps, low, steps, wide, word8 = streams
+    count = old.size // unit.itemsize
     for start in range(0, count, SPAN):
-        fill_classes(old, start, count, width, window, classes)
+        if start + SPAN <= count:
+            for j in range(0, SPAN, 64):
+                exponent_classes(old, (start + j) * unit.itemsize, classes, j, unit, window)
+        else:
+            for j in range(SPAN):
+                classes[j] = 255  # no class: elements beyond the end
+                if start + j < count:
+                    field = (load(old, (start + j) * unit.itemsize, unit) >> np.uint64(window[0])) & np.uint64(
+                        window[1]
+                    )
+                    classes[j] = min(max(np.int64(field), window[2]) - window[2], window[3])
         for which in range(table.shape[0]):
             seen = table[which, SEEN]
             stop = seen + count_class(classes, which)
             table[which, SEEN] = stop
-            if table[which, NEXT] >= stop:
+            wanted = table[which, NEXT]
+            if wanted >= stop:
                 continue
-            dense = table[which, DENSE]
-            for block in range(0, SPAN, 64):
-                word = class_mask(classes, block, which)
-                inside = seen + count_bits(word)
-                while table[which, NEXT] < inside:
-                    rank = table[which, NEXT]
-                    while seen < rank:
+            shift, bits, dense = table[which, SHIFT], table[which, BITS], table[which, DENSE]
+            symbol_at, symbol_end = table[which, SYMBOL], table[which, SYMBOL_END]
+            gap_at, gap_end = table[which, GAP], table[which, GAP_END]
+            kept = (np.uint64(1) << np.uint64(shift)) - np.uint64(1)
+            escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+            block = np.int64(0)
+            word = class_mask(classes, block, which)
+            inside = seen + count_bits(word)
+            while wanted < stop:
+                if wanted >= 0:
+                    # To the member whose rank is wanted, and its symbol.
+                    while inside <= wanted:
+                        seen = inside
+                        block += 64
+                        word = class_mask(classes, block, which)
+                        inside = seen + count_bits(word)
+                    while seen < wanted:
                         word &= word - np.uint64(1)
                         seen += 1
-                    bit = lowest_bit(word)
-                    code = next_code(table, which, steps, wide, mask)
-                    if code < mask:
-                        index = start + block + bit
+                    bit = table[which, STEP] + symbol_at * bits
+                    symbol = (np.uint64(steps[bit >> 3]) >> np.uint64(bit & 7)) & escape
+                    symbol_at += 1
+                    if symbol >= np.uint64(dense):
+                        code = symbol - np.uint64(dense)
+                        if symbol == escape:
+                            at = table[which, WIDE]
+                            if at >= table[which, WIDE_END]:
+                                return -TRUNCATED
+                            table[which, WIDE] = at + 1
+                            if np.uint64(wide[at]) < code:
+                                return -BAD_STEP
+                            code = np.uint64(wide[at])
+                        if code >= mask:
+                            return -BAD_STEP
+                        index = start + block + lowest_bit(word)
                         positions[used] = first + index
-                        pattern = stepped(load(old, index * width, width), code, sign, mask)
-                        store(values, used * width, pattern, width)
+                        pattern = stepped(load(old, index * unit.itemsize, unit), code, sign, mask)
+                        store(values, used * unit.itemsize, pattern, unit)
                         used += 1
-                    elif table[which, WIDE] == NEVER:
-                        return -BAD_STEP
-                    if not dense:
-                        error = next_rank(table, which, rank, gaps, low)
-                        if error:
-                            return -error
-                    elif table[which, SYMBOL] < table[which, SYMBOL_END]:
-                        table[which, NEXT] = rank + 1
-                    else:
-                        table[which, NEXT] = NEVER
-                if table[which, NEXT] >= stop:
-                    break
-                seen = inside
+                # To the next member that has a symbol.
+                if symbol_at >= symbol_end:
+                    wanted = np.int64(NEVER)
+                elif dense:
+                    wanted += 1
+                else:
+                    gap, piece = np.int64(0), np.int64(255)
+                    while piece == 255:
+                        if gap_at >= gap_end:
+                            return -TRUNCATED
+                        piece = np.int64(gaps[gap_at])
+                        gap_at += 1
+                        gap += piece
+                    if shift:
+                        bit = table[which, LOW] + symbol_at * shift
+                        tail = (load(low, bit >> 3, word8) >> np.uint64(bit & 7)) & kept
+                        gap = (gap << shift) | np.int64(tail)
+                    wanted += 1 + gap
+            table[which, NEXT], table[which, SYMBOL], table[which, GAP] = wanted, symbol_at, gap_at
     return used

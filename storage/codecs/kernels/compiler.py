@@ -22,5 +22,9 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def inlined(function: Kernel) -> Kernel:
-    """A small function that kernels call; compiled into each of them."""
+    """A small function of scalars that kernels call, and LLVM inlines.
+
+    Functions that take arrays are no use here: numba counts references around each call, and that costs more than the
+    work. So kernels are written out, tails and all.
+    """
     return cast(Kernel, numba.njit(nogil=True)(function))

@@ -6,7 +6,11 @@ Kernels return an error code instead of raising, so that they stay free of Pytho
 import numpy as np
 
 from weighbridge.storage.codecs.kernels.compiler import inlined, kernel
-from weighbridge.storage.codecs.kernels.lanes import changed8, changed_mask, count_bits, load, lowest_bit, store
+from weighbridge.storage.codecs.kernels.lanes import changed_mask, count_bits, lowest_bit
+from weighbridge.storage.codecs.kernels.memory import (  # changed8, changed_mask, count_bits, load, lowest_bit, store
+    load,
+    store,
+)
 
 TRUNCATED, BEYOND_END, BAD_STEP, LEFT_OVER = 1, 2, 3, 4
 REASONS = {
@@ -53,53 +57,55 @@ def stepped(old, code, sign, mask):  # type: ignore[no-untyped-def]
     return pattern_of((rank_of(old, sign) + step) & mask, sign, mask)
 
 
-@inlined
-def block_mask(old, new, start, count, width):  # type: ignore[no-untyped-def]
-    """changed_mask for the 64 elements from `start`, of which only those below `count` exist."""
-    if start + 64 <= count:
-        return changed_mask(new, start * width, old, start * width, width)
-    word = np.uint64(0)
-    for j in range(count - start):
-        if load(new, (start + j) * width, width) != load(old, (start + j) * width, width):
-            word |= np.uint64(1) << np.uint64(j)
-    return word
-
-
 @kernel
-def differ(old, new):  # type: ignore[no-untyped-def]
-    """Whether two byte arrays of one size differ; stops where they first do."""
-    for start in range(0, new.size, 512):
-        if start + 512 > new.size:
-            for i in range(start, new.size):
-                if new[i] != old[i]:
-                    return True
-        elif changed8(new, start, old, start):
+def differ(old, new, unit):  # type: ignore[no-untyped-def]
+    """Whether two byte arrays of one size differ; stops where they first do. `unit` is of 8 bytes."""
+    whole = new.size // 512 * 512
+    for start in range(0, whole, 512):
+        if changed_mask(new, old, start, unit):
+            return True
+    for i in range(whole, new.size):  # noqa: SIM110 - a kernel has no generators
+        if new[i] != old[i]:
             return True
     return False
 
 
 @kernel
-def count_changed(old, new, width):  # type: ignore[no-untyped-def]
+def count_changed(old, new, unit):  # type: ignore[no-untyped-def]
     """How many elements differ."""
-    count = new.size // width
+    count = new.size // unit.itemsize
     total = 0
     for start in range(0, count, 64):
-        word = block_mask(old, new, start, count, width)
+        if start + 64 <= count:
+            word = changed_mask(new, old, start * unit.itemsize, unit)
+        else:
+            word = np.uint64(0)
+            for j in range(count - start):
+                index = (start + j) * unit.itemsize
+                if load(new, index, unit) != load(old, index, unit):
+                    word |= np.uint64(1) << np.uint64(j)
         total += count_bits(word)
     return total
 
 
 @kernel
-def scan_gaps(old, new, width, sign, mask, first, state, gaps, steps, wide):  # type: ignore[no-untyped-def]
+def scan_gaps(old, new, unit, sign, mask, first, state, gaps, steps, wide):  # type: ignore[no-untyped-def]
     """Appends gaps and steps of a chunk whose first element is the part's `first`.
 
     `state` holds the last position in the part, then how much of `gaps`, `steps` and `wide` is used. The caller leaves
     room: a step for every element, a gap byte more for every 255 elements since the last position.
     """
-    count = new.size // width
+    count = new.size // unit.itemsize
     last, gap_end, step_end, wide_end = state[0], state[1], state[2], state[3]
     for start in range(0, count, 64):
-        word = block_mask(old, new, start, count, width)
+        if start + 64 <= count:
+            word = changed_mask(new, old, start * unit.itemsize, unit)
+        else:
+            word = np.uint64(0)
+            for j in range(count - start):
+                index = (start + j) * unit.itemsize
+                if load(new, index, unit) != load(old, index, unit):
+                    word |= np.uint64(1) << np.uint64(j)
         while word:
             index = start + lowest_bit(word)
             word &= word - np.uint64(1)
@@ -112,7 +118,7 @@ def scan_gaps(old, new, width, sign, mask, first, state, gaps, steps, wide):  # 
                 gap -= 255
             gaps[gap_end] = gap
             gap_end += 1
-            code = step_code(load(old, index * width, width), load(new, index * width, width), sign, mask)
+            code = step_code(load(old, index * unit.itemsize, unit), load(new, index * unit.itemsize, unit), sign, mask)
             if code < np.uint64(255):
                 steps[step_end] = code
             else:
@@ -124,13 +130,13 @@ def scan_gaps(old, new, width, sign, mask, first, state, gaps, steps, wide):  # 
 
 
 @kernel
-def read_gaps(old, first, width, sign, mask, state, gaps, steps, wide, positions, values):  # type: ignore[no-untyped-def]
+def read_gaps(old, first, unit, sign, mask, state, gaps, steps, wide, positions, values):  # type: ignore[no-untyped-def]
     """Decodes a chunk whose first element is the part's `first` into the part's `positions` and `values`.
 
     `state` holds the last position (or the next one, where `state[4]` says so), and how much of `gaps`, `steps` and
     `wide` is used. Returns an error code.
     """
-    limit = first + old.size // width
+    limit = first + old.size // unit.itemsize
     position, gap_end, step_end, wide_end, pending = state[0], state[1], state[2], state[3], state[4]
     error = 0
     while step_end < steps.size:
@@ -161,8 +167,8 @@ def read_gaps(old, first, width, sign, mask, state, gaps, steps, wide, positions
             error = BAD_STEP
             break
         positions[step_end] = position
-        pattern = stepped(load(old, (position - first) * width, width), code, sign, mask)
-        store(values, step_end * width, pattern, width)
+        pattern = stepped(load(old, (position - first) * unit.itemsize, unit), code, sign, mask)
+        store(values, step_end * unit.itemsize, pattern, unit)
         step_end += 1
         pending = 0
     state[0], state[1], state[2], state[3], state[4] = position, gap_end, step_end, wide_end, pending

@@ -3,7 +3,8 @@
 import numpy as np
 
 from weighbridge.storage.codecs.kernels.compiler import kernel
-from weighbridge.storage.codecs.kernels.lanes import load, lowest_bit, store
+from weighbridge.storage.codecs.kernels.lanes import lowest_bit
+from weighbridge.storage.codecs.kernels.memory import load, store
 
 
 @kernel
@@ -16,24 +17,24 @@ def check_positions(positions, count):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def write_values(target, width, positions, values):  # type: ignore[no-untyped-def]
+def write_values(target, unit, positions, values):  # type: ignore[no-untyped-def]
     """Writes elements at positions that were checked."""
     for i in range(positions.size):
-        store(target, np.int64(positions[i]) * width, load(values, i * width, width), width)
+        store(target, np.int64(positions[i]) * unit.itemsize, load(values, i * unit.itemsize, unit), unit)
 
 
 @kernel
-def write_stretch(target, width, first, positions, values, cursor):  # type: ignore[no-untyped-def]
+def write_stretch(target, unit, first, positions, values, cursor):  # type: ignore[no-untyped-def]
     """Writes, into a stretch that starts at element `first`, the entries from `cursor` on that lie in it.
 
     Returns the first entry that does not: one after the stretch, or one that is out of order.
     """
-    count = target.size // width
+    count = target.size // unit.itemsize
     while cursor < positions.size:
         index = np.int64(positions[cursor]) - first
         if index < 0 or index >= count:
             break
-        store(target, index * width, load(values, cursor * width, width), width)
+        store(target, index * unit.itemsize, load(values, cursor * unit.itemsize, unit), unit)
         cursor += 1
     return cursor
 
@@ -47,7 +48,7 @@ def mark(bitmap, positions):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def gather_marked(bitmap, source, width, positions, values):  # type: ignore[no-untyped-def]
+def gather_marked(bitmap, source, unit, positions, values):  # type: ignore[no-untyped-def]
     """Fills positions and values, ascending, from the marked elements; returns how many there are.
 
     With room for none it only counts.
@@ -60,6 +61,6 @@ def gather_marked(bitmap, source, width, positions, values):  # type: ignore[no-
             word &= word - np.uint64(1)
             if positions.size:
                 positions[found] = position
-                store(values, found * width, load(source, position * width, width), width)
+                store(values, found * unit.itemsize, load(source, position * unit.itemsize, unit), unit)
             found += 1
     return found
