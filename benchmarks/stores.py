@@ -1,5 +1,5 @@
 """Shards to and from an S3 server on this machine, against plain boto3 with the same concurrency and part size in the
-same run. Needs the dependency group `stores`: python -m benchmarks.stores [--shards N] [--mib N] [--rounds N] [--json]"""
+same run. Needs the dependency group `stores`: python -m benchmarks.stores [--mib N] [--rounds N] [--json]"""
 
 import argparse
 import json

@@ -41,8 +41,8 @@ class _Opened:
 class FsspecStore(Store):
     """Objects under a URL of fsspec's. Options and credentials come from fsspec's configuration and the client's chain.
 
-    Calls run in threads, so that one that hangs does not keep its caller beyond `profile.call_seconds` (an upload: four
-    times that); the thread stays behind until the client gives up.
+    Calls run in threads, so that one that hangs does not keep its caller beyond the profile's deadline; the thread
+    stays until the client gives up.
     """
 
     def __init__(self, url: str, *, profile: Profile) -> None:
@@ -78,7 +78,7 @@ class FsspecStore(Store):
         """See Store. How much of it is in memory is up to the client."""
         if not path.is_file():
             raise UsageError(f"{path} is not a file, so it was not uploaded.")
-        seconds = 4 * self.profile.call_seconds
+        seconds = self.profile.seconds(path.stat().st_size)
         self._run("write", checked_key(key), lambda fs, target: fs.put_file(str(path), target), seconds=seconds)
 
     def get(self, key: str) -> bytes:

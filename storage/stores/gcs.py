@@ -75,11 +75,11 @@ class GCSStore(RemoteStore[Any]):
                 self.run(verb, lambda fs: self._send(fs, name, data))
             else:
                 checksum = _file_checksum(descriptor, nbytes)
-                chunks = -(-nbytes // self.profile.part_bytes)
+                rounds = -(-nbytes // self.profile.part_bytes)
                 self.run(
                     verb,
                     lambda fs: self._send_chunks(fs, name, descriptor, nbytes, checksum),
-                    seconds=self.profile.call_seconds * (2 + chunks),
+                    seconds=2 * self.profile.call_seconds + rounds * self.profile.seconds(self.profile.part_bytes),
                 )
         finally:
             os.close(descriptor)
@@ -90,7 +90,7 @@ class GCSStore(RemoteStore[Any]):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""
-        data = self._read(key, {"Range": f"bytes={start}-{start + length - 1}"})
+        data = self._read(key, {"Range": f"bytes={start}-{start + length - 1}"}, nbytes=length)
         if len(data) != length:
             raise StoreError(f"{key} in {self.label} is too short: {len(data)} of {length} bytes came.")
         return data
@@ -128,14 +128,14 @@ class GCSStore(RemoteStore[Any]):
         with contextlib.suppress(ObjectMissing):
             self.run(Verb("delete", key), lambda fs: fs._call("DELETE", "b/{}/o/{}", self.bucket, name))
 
-    def _read(self, key: str, headers: dict[str, str]) -> bytes:
+    def _read(self, key: str, headers: dict[str, str], *, nbytes: int = 0) -> bytes:
         name = self.name(checked_key(key))
 
         async def read(fs: Any) -> bytes:
             _, data = await fs._call("GET", "b/{}/o/{}", self.bucket, name, alt="media", headers=headers)
             return bytes(data)
 
-        return self.run(Verb("read", key), read)
+        return self.run(Verb("read", key, nbytes), read)
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
         """Pages of a listing, each a call with a deadline of its own, so that a long listing can go on."""
@@ -220,7 +220,7 @@ class GCSStore(RemoteStore[Any]):
 
     async def _chunk(self, fs: Any, location: str, span: str, data: bytes) -> tuple[int, Any, bytes]:
         status, headers, _, body = await self._timely(
-            fs._request("PUT", location, headers={"Content-Range": span}, data=data)
+            fs._request("PUT", location, headers={"Content-Range": span}, data=data), nbytes=len(data)
         )
         return status, headers, body
 
@@ -231,8 +231,8 @@ class GCSStore(RemoteStore[Any]):
             return False
         return (int(kept["size"]), kept["crc32c"]) == (nbytes, checksum)
 
-    async def _timely(self, call: Awaitable[T]) -> T:
-        return await asyncio.wait_for(call, self.profile.call_seconds)
+    async def _timely(self, call: Awaitable[T], *, nbytes: int = 0) -> T:
+        return await asyncio.wait_for(call, self.profile.seconds(nbytes))
 
     async def _connect(self) -> Any:
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # Google's clients send no credentials to one either
@@ -280,7 +280,7 @@ class GCSStore(RemoteStore[Any]):
                 f"{self.label} did not keep the bytes of {verb.key} that were sent: {error}; it was removed."
             )
         if status == 507:
-            return StoreRefused(f"{self.label} has no room for {verb.key} ({verb.writes} bytes): {said}.")
+            return StoreRefused(f"{self.label} has no room for {verb.key} ({verb.nbytes} bytes): {said}.")
         return self.unreachable(error, verb)
 
 

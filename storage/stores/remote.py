@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What was asked for, for the words of an error. `writes` is how many bytes were to be written."""
+    """What was asked for, for the words of an error. `nbytes` is how many bytes it carries."""
 
     name: str
     key: str
-    writes: int = 0
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
@@ -72,15 +72,16 @@ class RemoteStore(Store, Generic[C]):
 
     def run(self, verb: Verb, action: Callable[[C], Awaitable[T]], *, seconds: float | None = None) -> T:
         """One call within its deadline. When the store did not accept our credentials they are read anew, once."""
+        limit = self.profile.seconds(verb.nbytes) if seconds is None else seconds
         connection: Connection[C] | None = None
         try:
             connection = self._open()
-            return self._bounded(connection, action, seconds)
+            return self._bounded(connection, action, limit)
         except self.failures as error:
             if not self._is_stale(error):
                 raise self._told(error, verb) from error
         try:
-            return self._bounded(self._open(instead_of=connection), action, seconds)
+            return self._bounded(self._open(instead_of=connection), action, limit)
         except self.failures as error:
             raise self._told(error, verb) from error
 
@@ -102,8 +103,7 @@ class RemoteStore(Store, Generic[C]):
         reason = str(error) or type(error).__name__
         return StoreError(f"{self.label} did not answer ({verb.name} {verb.key}): {reason}")
 
-    def _bounded(self, connection: Connection[C], action: Callable[[C], Awaitable[T]], seconds: float | None) -> T:
-        limit = seconds if seconds is not None else self.profile.call_seconds
+    def _bounded(self, connection: Connection[C], action: Callable[[C], Awaitable[T]], limit: float) -> T:
         try:
             return connection.background.run(lambda: action(connection.client), seconds=limit)
         except TimeoutError as late:

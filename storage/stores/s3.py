@@ -107,7 +107,7 @@ class S3Store(RemoteStore[Any]):
                 raise EOFError(f"{reply['ContentLength']} bytes came for {wanted}")
             return await _body(reply)
 
-        return self.run(Verb("read", key), read)
+        return self.run(Verb("read", key, length), read)
 
     def size(self, key: str) -> int:
         """See Store."""
@@ -248,7 +248,7 @@ class S3Store(RemoteStore[Any]):
             return ObjectMissing(f"{verb.key} is not in {self.label}.")
         if code in _FULL or status == 507:
             return StoreRefused(
-                f"{self.label} has no room for {verb.key} ({verb.writes} bytes): {said}. What was there is untouched. "
+                f"{self.label} has no room for {verb.key} ({verb.nbytes} bytes): {said}. What was there is untouched. "
                 "Free some space, then do the same again."
             )
         if code in _STALE - _REFUSED or status in (401, 403):
@@ -277,9 +277,9 @@ class _Upload:
 
     @property
     def seconds(self) -> float:
-        """A deadline that an upload keeps as long as every part takes less than a call may."""
+        """A deadline that an upload keeps as long as every part keeps its own."""
         rounds = -(-len(self._starts) // self._profile.parts)
-        return self._profile.call_seconds * (2 + rounds)
+        return 2 * self._profile.call_seconds + rounds * self._profile.seconds(self._part_bytes)
 
     async def run(self, s3: Any) -> None:
         """All of it. Cancelled or failed, it asks the server to drop the parts, briefly; gc collects what stays."""
@@ -310,7 +310,8 @@ class _Upload:
 
     async def _send(self, s3: Any, upload_id: str, number: int, data: bytes) -> str:
         reply = await self._bounded(
-            lambda: s3.upload_part(**self._where, UploadId=upload_id, PartNumber=number + 1, Body=data)
+            lambda: s3.upload_part(**self._where, UploadId=upload_id, PartNumber=number + 1, Body=data),
+            nbytes=len(data),
         )
         return str(reply["ETag"])
 
@@ -337,8 +338,8 @@ class _Upload:
         with contextlib.suppress(*S3Store.failures):
             await asyncio.wait_for(s3.abort_multipart_upload(**self._where, UploadId=upload_id), _ABORT_SECONDS)
 
-    async def _bounded(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        return await asyncio.wait_for(call(), self._profile.call_seconds)
+    async def _bounded(self, call: Callable[[], Awaitable[Any]], *, nbytes: int = 0) -> Any:
+        return await asyncio.wait_for(call(), self._profile.seconds(nbytes))
 
 
 async def _body(reply: dict[str, Any]) -> bytes:
