@@ -72,7 +72,7 @@ def check_labels(labels: Mapping[str, Label]) -> Mapping[str, Label]:
         fits = (
             isinstance(name, str)
             and _is_text(name)
-            and (value is None or type(value) in (str, int, float, bool))
+            and (value is None or isinstance(value, str | int | float))
             and (not isinstance(value, str) or _is_text(value))
             and (not isinstance(value, float) or math.isfinite(value))
             and (not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)

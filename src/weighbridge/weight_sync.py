@@ -25,6 +25,7 @@ from weighbridge.storage.codecs import warm as warm_kernels
 from weighbridge.storage.expectation import Expectation
 from weighbridge.storage.feed import Feed, FeedBroken
 from weighbridge.storage.localdisk import LocalDisk
+from weighbridge.storage.manifest import check_labels
 from weighbridge.storage.publication import Publication
 from weighbridge.storage.publisher import Publisher, open_publisher
 from weighbridge.storage.records import SERVED, SUPERSEDED
@@ -122,7 +123,7 @@ class WeightSync:
         again = 0 if isinstance(source, Iterator) else _CONFLICT_TRIES
         while True:
             try:
-                pending = self._push(source, dict(labels or {}))
+                pending = self._push(source, dict(check_labels(labels or {})))
                 return pending.result() if wait else pending
             except CommitConflict as conflict:
                 # The weights are still there to be read again, and become the version after the other writer's.

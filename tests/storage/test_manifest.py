@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import blake3
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.storage.manifests import (
@@ -405,6 +406,7 @@ def test_a_compressed_manifest_is_refused(compression: str) -> None:
         {"a": b"bytes"},
         {"a": 1 << 64},
         {"a": object()},
+        {"a": np.int64(1)},
         {1: "a"},
     ],
 )
@@ -443,3 +445,9 @@ def test_a_manifest_written_by_the_first_release_still_says_the_same() -> None:
     assert (read.run_id, read.version, read.parent, read.kind) == ("run-7.a_B", 12, 11, "delta")
     assert read.rows[2].key == PartKey("big", 268_435_456)
     assert (read.wire_bytes, read.changed_elements) == (2469, 13)
+
+
+def test_labels_of_kinds_that_are_numbers_or_texts_come_back_as_such() -> None:
+    labels = {"loss": np.float64(0.1), "step": (1 << 63) - 1, "least": -(1 << 63), "zero": -0.0, "": "", "💥": "\0\n"}
+    data, _ = to_bytes(some_manifest(labels=labels))
+    assert from_bytes(data).labels == labels

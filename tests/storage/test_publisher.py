@@ -248,7 +248,7 @@ def test_memory_holds_one_copy_of_the_model_and_a_few_shards(tmp_path: Path) -> 
     finally:
         tracemalloc.stop()
     assert (manifest.version, len(manifest.shards), manifest.tensors) == (1, count, count)
-    # The codecs' own buffers and a handful of shards, measured at 33 MB however many tensors there are; a second copy of
+    # The codecs' own buffers and a handful of shards: 33 MB measured, however many tensors there are. A second copy of
     # the model would be 80.
     assert count * nbytes < most < count * nbytes + (48 << 20)
 
