@@ -177,7 +177,6 @@ class Publisher:
     def follow(self) -> None:
         """Brings the snapshot up to the store's head, over the versions that other writers committed."""
         for manifest in self.lineage.walk(self.version, self.lineage.head()):
-            self._reigns = False
             paths = {shard: self._spool / shard.name for shard in manifest.shards}
             for shard, path in paths.items():
                 key = shard_key(manifest.version, shard)
