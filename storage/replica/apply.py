@@ -15,7 +15,7 @@ from weighbridge.storage.replica.fetch import need_room
 from weighbridge.storage.replica.image import FolderImage
 from weighbridge.storage.replica.journal import JournalHead, JournalWriter, drop_journal, read_journal
 from weighbridge.storage.replica.parallel import in_parallel
-from weighbridge.storage.replica.patching import Deltas, Proven, follow, prove_part, whole
+from weighbridge.storage.replica.patching import Deltas, Proven, lead, prove_part, whole
 from weighbridge.storage.replica.repair import Rebuilder
 from weighbridge.storage.replica.scratch import Scratch
 from weighbridge.storage.replica.seclusion import secluded
@@ -184,8 +184,8 @@ class _Prover:
     def _mended(self, key: PartKey, before: bytes) -> Proven:
         data = self._rebuilder.rebuild(key, self._state.version, before)
         with self._deltas.steps(key) as steps:
-            patches = follow(data, steps, digest_kind=self._site.kind)
-            after, width = steps[-1].row.after, patches[-1].width
+            width = lead(data, steps, digest_kind=self._site.kind)[-1].width
+            after = steps[-1].row.after
         with self._lock:
             self.repaired += 1
         _log.warning("a rotten part was made again", copy=self._state.copy, tensor=key.tensor, offset=key.offset)

@@ -51,6 +51,10 @@ class Image(ABC):
     def read(self, key: PartKey, scratch: Bytes) -> Bytes:
         """Copies a part's bytes to the front of `scratch`, which must be large enough, and returns that stretch."""
 
+    def peek(self, key: PartKey, scratch: Bytes) -> Bytes:
+        """A part's bytes, not to be written: where they lie if that is memory, else in `scratch`."""
+        return self.read(key, scratch)
+
     @abstractmethod
     def scatter(self, key: PartKey, patches: Sequence[Patch]) -> None:
         """Writes patches into a part, one after the other. Doing it again changes nothing.
@@ -78,6 +82,10 @@ class MemoryImage(Image):
         into = scratch[: stretch.size]
         into[:] = stretch
         return into
+
+    def peek(self, key: PartKey, scratch: Bytes) -> Bytes:
+        """See Image."""
+        return self.view(key)
 
     def scatter(self, key: PartKey, patches: Sequence[Patch]) -> None:
         """See Image."""

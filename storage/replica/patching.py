@@ -15,7 +15,6 @@ from weighbridge.errors import DigestMismatch
 from weighbridge.storage.codecs import ShardDecoder, open_shard
 from weighbridge.storage.codecs.contract import Bytes, PartShape, Patch
 from weighbridge.storage.codecs.kernels import scatter
-from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.replica.image import Image
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.replica.scratch import Scratch
@@ -174,38 +173,56 @@ def prove(
 
 
 def prove_part(image: Image, deltas: Deltas, key: PartKey, *, digest_kind: str, scratch: Scratch) -> Proven:
-    """Proves one part; see `prove`."""
+    """Proves one part; see `prove`. Patches are never more bytes than the part: then they become one with all of it."""
+    nbytes = image.parts[key].nbytes
     with deltas.steps(key) as steps:
-        part = image.read(key, scratch.take(image.parts[key].nbytes))
-        patches = follow(part, steps, digest_kind=digest_kind)
-        return Proven(key, steps[0].row.before, steps[-1].row.after, patches)
+        if len(steps) == 1:
+            part = image.peek(key, scratch.take(nbytes))
+            patch, digest = steps[0].shard.decode_digested(steps[0].index, part, digest_kind=digest_kind)
+            patches = [patch]
+            _check(steps[0].row, digest)
+        else:
+            part = image.read(key, scratch.take(nbytes))
+            patches = lead(part, steps, digest_kind=digest_kind)
+        first, last = steps[0].row, steps[-1].row
+        if sum(map(_patch_bytes, patches)) < nbytes:
+            return Proven(key, first.before, last.after, tuple(patches))
+        if len(steps) == 1 and patches[0].positions is not None:
+            part = image.read(key, scratch.take(nbytes))
+            scatter(part, patches[0])
+        elif patches[-1].positions is None:
+            part = patches[-1].values
+        return Proven(key, first.before, last.after, (whole(part, width=patches[-1].width),))
 
 
-def follow(part: Bytes, steps: Sequence[Step], *, digest_kind: str) -> tuple[Patch, ...]:
-    """Decodes the steps in turn over `part`, which ends as the last version has it, and returns their patches.
+def lead(part: Bytes, steps: Sequence[Step], *, digest_kind: str) -> list[Patch]:
+    """Decodes the steps in turn and writes them into `part`, which ends as the last version has it.
 
-    They are never more bytes than the part: then they become one patch with all of it. Raises PayloadCorrupt, or
-    DigestMismatch when the end is not what the last step's row says; `part` is then of no use.
+    Returns their patches. Raises PayloadCorrupt, or DigestMismatch when the end is not what the last step's row says;
+    `part` is then of no use.
     """
     patches: list[Patch] = []
-    for step in steps:
-        patch = step.shard.decode(step.index, part)
-        scatter(part, patch)
-        patches.append(patch)
-    last = steps[-1].row
-    if digest_bytes(digest_kind, part.data) != last.after:
-        raise DigestMismatch(
-            f"{last.key.tensor} at byte {last.key.offset}: the deltas do not lead from the bytes here to the digest "
-            "that was published. Nothing was written."
-        )
-    if sum(map(_patch_bytes, patches)) >= part.size:
-        return (whole(part, width=patches[-1].width),)
-    return tuple(patches)
+    for step in steps[:-1]:
+        patches.append(step.shard.decode(step.index, part))
+        scatter(part, patches[-1])
+    last = steps[-1]
+    patch, digest = last.shard.decode_digested(last.index, part, digest_kind=digest_kind)
+    _check(last.row, digest)
+    scatter(part, patch)
+    return [*patches, patch]
 
 
 def whole(part: Bytes, *, width: int = 1) -> Patch:
     """All of a part as a patch of its own bytes."""
     return Patch(width, None, part.copy())
+
+
+def _check(row: PartRow, digest: bytes) -> None:
+    if digest != row.after:
+        raise DigestMismatch(
+            f"{row.key.tensor} at byte {row.key.offset}: the deltas do not lead from the bytes here to the digest that "
+            "was published. Nothing was written."
+        )
 
 
 def _patch_bytes(patch: Patch) -> int:

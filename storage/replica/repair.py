@@ -14,7 +14,7 @@ from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.replica.image import FolderImage
 from weighbridge.storage.replica.parallel import in_parallel
-from weighbridge.storage.replica.patching import Deltas, follow
+from weighbridge.storage.replica.patching import Deltas, lead
 from weighbridge.storage.replica.seclusion import secluded
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState
@@ -95,7 +95,7 @@ class Rebuilder:
         deltas = Deltas(self._manifests(key, start, version), self._site.spool.path_of)
         try:
             with deltas.steps(key) as steps:
-                follow(data, steps, digest_kind=self._site.kind)
+                lead(data, steps, digest_kind=self._site.kind)
         except CorruptData as error:
             failures.append(str(error))
             return None
