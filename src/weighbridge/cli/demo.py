@@ -1,6 +1,7 @@
 """`demo`: the main job on this machine."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -31,6 +32,8 @@ def demo(
     from weighbridge.demo.run import run_demo
     from weighbridge.demo.story import print_bill, print_hosts
 
+    # Being asked to end must also end what was started: hosts and server are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = run_demo(steps=steps, keep=keep, say=_aloud if json else print_line)
     if json:
         print_json(result)

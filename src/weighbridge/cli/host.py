@@ -1,15 +1,21 @@
 """`host`: the process on an inference host."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
+import structlog
 from cyclopts import Parameter
 
 from weighbridge import logs
 from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Store, settings_of
 from weighbridge.errors import UsageError
 from weighbridge.settings import Settings
+from weighbridge.storage.lineage import Lineage, RunInfo
+from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.engines.contract import Engine
+
+log = structlog.get_logger("weighbridge.host")
 
 
 def host(
@@ -59,14 +65,13 @@ def host(
 
 def _serve(settings: Settings, ready_file: Path | None) -> None:
     from weighbridge.flows.worker import WorkerOptions, serve_host
-    from weighbridge.storage.lineage import Lineage
     from weighbridge.storage.replica import open_replica
     from weighbridge.storage.stores import open_store
     from weighbridge.tasks.host_attempt import Host
 
     assert settings.store is not None and settings.replica is not None and settings.name is not None
     store = open_store(settings.store)
-    run = Lineage(store).run
+    run = _run_of(store, every_seconds=settings.follow_seconds)
     with open_replica(
         settings.replica,
         store=store,
@@ -91,6 +96,15 @@ def _serve(settings: Settings, ready_file: Path | None) -> None:
             ready_file=ready_file,
         )
         serve_host(served, options=options)
+
+
+def _run_of(store: Store, *, every_seconds: float) -> RunInfo:
+    """The run that the store belongs to; a host may be there before its trainer, and waits for it."""
+    lineage = Lineage(store)
+    while not lineage.is_committed(0):
+        log.info("waiting for a run", store=store.url)
+        time.sleep(every_seconds)
+    return lineage.run
 
 
 def _engine(settings: Settings) -> Engine:

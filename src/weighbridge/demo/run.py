@@ -1,5 +1,5 @@
 """The demo: the main job on one machine, for real. A model trains, its versions cross to three hosts in processes of
-their own under Prefect, two accidents happen, and in the end every byte on every disk is compared with the trainer's."""
+their own under Prefect, two accidents happen, and in the end every byte on disk is compared with the trainer's."""
 
 import os
 import shutil
