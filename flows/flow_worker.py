@@ -26,18 +26,28 @@ from weighbridge.flows.connection import connected
 log = structlog.get_logger("weighbridge.worker")
 
 _SLOT_SECONDS = 0.02
+_SELDOM_SECONDS = 5.0
 WAKING = ("prefect.flow-run.Scheduled", "prefect.flow-run.AwaitingRetry", "prefect.flow-run.Late")
+
+
+class InProcess(BaseJobConfiguration):
+    """The configuration of a run in this very process: there is nothing to configure."""
+
+    @classmethod
+    async def resolve_for_flow_run(cls, flow_run: FlowRun, **_: Any) -> "InProcess":
+        """Asks the server nothing, where Prefect's own reads deployment, flow and variables to build a command line."""
+        return cls()
 
 
 class FlowRunResult(BaseWorkerResult):
     """How a run left the worker; what became of it is the flow engine's to report."""
 
 
-class FlowWorker(BaseWorker[BaseJobConfiguration, BaseVariables, FlowRunResult]):
+class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
     """Runs the flows it was given, in a thread each, from one work queue, at most `limit` at a time."""
 
     type = names.POOL_TYPE
-    job_configuration = BaseJobConfiguration
+    job_configuration = InProcess
     job_configuration_variables = BaseVariables
     _description: ClassVar[str] = "Runs weighbridge's flows inside a warm process on the machine they are about."
 
@@ -61,6 +71,7 @@ class FlowWorker(BaseWorker[BaseJobConfiguration, BaseVariables, FlowRunResult])
         self._order = order
         self._flow_names: dict[UUID, str] = {}
         self._running = running
+        self._listening = False
 
     async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
         """Takes what waits in the order we were given, where Prefect takes the oldest first."""
@@ -71,7 +82,7 @@ class FlowWorker(BaseWorker[BaseJobConfiguration, BaseVariables, FlowRunResult])
     async def run(
         self,
         flow_run: FlowRun,
-        configuration: BaseJobConfiguration,
+        configuration: InProcess,
         task_status: anyio.abc.TaskStatus[str] | None = None,  # type: ignore[override]
     ) -> FlowRunResult:
         """Runs one flow run to its end in a thread of this process. A flow that is not ours is refused."""
@@ -95,7 +106,9 @@ class FlowWorker(BaseWorker[BaseJobConfiguration, BaseVariables, FlowRunResult])
         self._running.add(flow_run.id)
         try:
             with connected(self._api_url):
-                run_flow(flow, flow_run=flow_run, return_type="state")
+                # Without its deployment on it, the engine starts no thread, loop and websocket of its own to watch for
+                # Suspend, which no step of ours could honour; Cancel is looked for by the steps.
+                run_flow(flow, flow_run=flow_run.model_copy(update={"deployment_id": None}), return_type="state")
         except PrefectSignal as signal:  # cancelled, paused or taken away before it began: the server knows already
             log.info("run not carried out", flow_run=flow_run.name, reason=str(signal))
         finally:
@@ -111,16 +124,23 @@ class FlowWorker(BaseWorker[BaseJobConfiguration, BaseVariables, FlowRunResult])
         """Sets `woken` whenever a run of our queue is to start. Ends, by an error, when the connection does."""
         wanted = EventFilter(event=EventNameFilter(name=list(WAKING)))
         async with get_events_subscriber(filter=wanted, reconnection_attempts=0) as subscriber:
+            self._listening = True
             self.woken.set()  # what happened before we listened
-            async for event in subscriber:
-                if any(r.role == "work-queue" and r.name == self.queue for r in event.related):
-                    self.woken.set()
+            try:
+                async for event in subscriber:
+                    if any(r.role == "work-queue" and r.name == self.queue for r in event.related):
+                        self.woken.set()
+            finally:
+                self._listening = False
 
     async def poll(self, *, seconds: float) -> None:
-        """Takes up what waits, when woken and every `seconds` at least. Ends, by an error, when the server is lost."""
+        """Takes up what waits, when woken and every `seconds`; less often while events arrive, since each poll costs
+        the server some 10 ms, and there may be many hosts. Ends, by an error, when the server is lost."""
         while True:
+            # Not wait_for, which up to Python 3.11 loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.woken.wait(), seconds)
+                async with asyncio.timeout(max(seconds, _SELDOM_SECONDS) if self._listening else seconds):
+                    await self.woken.wait()
             self.woken.clear()
             await self.get_and_submit_flow_runs()
 

@@ -73,8 +73,9 @@ class Follower:
             self._behind_since = self._behind_since if self._behind_since is not None else now
             if self._is_connected() and not self._at_once and now - self._behind_since < self._patience:
                 return False
+            self._at_once = False
             catch_up(host, target)
-            self._behind_since, self._at_once = None, False
+            self._behind_since = None
             return True
         finally:
             host.turn.release()

@@ -59,7 +59,6 @@ def host_sync(run: str, version: int, host: str) -> State[Any]:
 def _carry_out(attempt: Handle[HostAttempt]) -> None:
     go_on = _cancel_check(attempt.value)
     if not attempt.value.is_standing:
-        go_on("fetch")
         fetch(attempt)
         go_on("apply")
         apply(attempt)

@@ -3,7 +3,7 @@ was away. Must not know what the runs do."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ log = structlog.get_logger("weighbridge.worker")
 
 _REPORT_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
+_AGAIN_SECONDS = 1.0
 _WAITS = {"first_seconds": 0.5, "most_seconds": 15.0}
 
 
@@ -81,8 +82,16 @@ async def _work(work: Work, api_url: str, *, poll_seconds: float, stop: threadin
             group.create_task(_listen(worker)),
         ]
         await _stopped(stop)
-        for service in services:
+        await _end(services)
+
+
+async def _end(services: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels until it took: a library below may lose a cancellation that comes together with what it waits for."""
+    left = set(services)
+    while left:
+        for service in left:
             service.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN_SECONDS)
 
 
 async def _listen(worker: FlowWorker) -> None:

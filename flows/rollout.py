@@ -67,6 +67,12 @@ def rollout(
     return _state(outcome, table, version=version, needed=needed)
 
 
+def mirrored(state: State[Any]) -> State[Any]:
+    """A rollout's state for the flow above it to end in. A flow that returned the rollout's very own would be judged by
+    counting, and lose its name."""
+    return State(type=state.type, name=state.name, message=state.message)
+
+
 def hosts_outcome(store: Store, *, version: int, hosts: Sequence[str]) -> tuple[str, tuple[HostOutcome, ...]]:
     """What the records say of a version: its outcome, and an entry for each host asked, in the order asked.
 

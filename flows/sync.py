@@ -13,7 +13,7 @@ from weighbridge.flows import names
 from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import using_store
 from weighbridge.flows.publish import publish
-from weighbridge.flows.rollout import hosts_outcome, rollout
+from weighbridge.flows.rollout import hosts_outcome, mirrored, rollout
 from weighbridge.storage.feed import FeedBroken
 from weighbridge.storage.publication import Publication
 from weighbridge.storage.stores.contract import Store
@@ -49,7 +49,7 @@ def sync(
 ) -> State[Any]:
     """Publishes one version and brings the hosts to it; ends as the rollout ends."""
     _threaded(publication)(run, version, publication)
-    return rollout(run, version, hosts, required, deadline_seconds, return_state=True)
+    return mirrored(rollout(run, version, hosts, required, deadline_seconds, return_state=True))
 
 
 def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:

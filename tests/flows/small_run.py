@@ -2,6 +2,7 @@
 engine whose behaviour a file decides, so that a host in another process can be told to fail, to wait or to go on."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class SmallRun:
 
 
 class FileEngine:
-    """An engine that does what `<folder>/orders.json` says ({"fail": verb}), and notes each call in `calls.jsonl`."""
+    """An engine that fails or hangs at the verb that `<folder>/orders.json` names, and notes each call."""
 
     name = "file"
     maps_files = False
@@ -78,7 +79,7 @@ class FileEngine:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
-    def order(self, **orders: object) -> None:
+    def order(self, **orders: str) -> None:
         """Says what the next calls do; no orders mean that all goes well."""
         draft = self.folder / "orders.tmp"
         draft.write_text(json.dumps(orders))
@@ -93,9 +94,15 @@ class FileEngine:
     def _call(self, verb: str, said: str = "") -> None:
         with open(self.folder / "calls.txt", "a") as notes:
             notes.write(f"{verb} {said}".strip() + "\n")
-        orders = self.folder / "orders.json"
-        if orders.exists() and json.loads(orders.read_text()).get("fail") == verb:
-            raise EngineError(f"told to fail at {verb}")
+        while self._orders().get("hang") == verb:
+            time.sleep(0.02)
+        if self._orders().get("fail") == verb:
+            raise EngineError(f"told to fail at {verb}.")
+
+    def _orders(self) -> dict[str, str]:
+        path = self.folder / "orders.json"
+        found: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        return found
 
     def pause(self, *, seconds: float) -> None:
         self._call("pause")

@@ -64,7 +64,8 @@ def test_processes_that_start_it_at_once_get_one_server_and_stop_ends_it_and_its
 ) -> None:
     code = (
         "import json, sys; from dataclasses import asdict; from pathlib import Path;"
-        "from weighbridge.flows.server import ensure_server; print(json.dumps(asdict(ensure_server(Path(sys.argv[1])))))"
+        "from weighbridge.flows.server import ensure_server;"
+        "print(json.dumps(asdict(ensure_server(Path(sys.argv[1])))))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-W", "ignore", "-c", code, str(other_home)]
