@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weighbridge.errors import ForeignRun, LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
+from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
 from weighbridge.storage import strict_json
 from weighbridge.storage.digests import DIGESTS
 from weighbridge.storage.manifest import check_name, from_bytes, manifest_key, version_folder
@@ -82,11 +82,6 @@ class Lineage:
                     f"{self.store.url} holds no run: check the URL, or publish to it first. Nothing was changed."
                 ) from error
         return self._run
-
-    def expect_run(self, run_id: str) -> None:
-        """Raises ForeignRun unless this root belongs to `run_id`."""
-        if self.run.run_id != run_id:
-            raise ForeignRun(f"{self.store.url} is run {self.run.run_id}'s, not run {run_id}'s. Nothing was changed.")
 
     def manifest(self, version: int) -> Manifest:
         """One version's manifest, proven by its own digest. Raises VersionUnknown, ManifestCorrupt."""

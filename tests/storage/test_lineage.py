@@ -11,7 +11,7 @@ import pytest
 from tests.faults.faulty_store import Fault, FaultyStore
 from tests.storage.manifests import some_base, some_manifest
 
-from weighbridge.errors import ForeignRun, LineageError, ManifestCorrupt, StoreError, VersionUnknown
+from weighbridge.errors import LineageError, ManifestCorrupt, StoreError, VersionUnknown
 from weighbridge.storage import lineage as module
 from weighbridge.storage.lineage import RUN_KEY, Lineage, RunInfo, parse_run, read_run
 from weighbridge.storage.manifest import manifest_key, to_bytes, version_folder
@@ -117,13 +117,6 @@ def test_the_run_of_a_root_is_read_once(store: Store) -> None:
     lineage = Lineage(faulty)
     assert lineage.run == lineage.run == read_run(store) == RUN
     assert faulty.calls == [("get", RUN_KEY)]
-
-
-def test_another_run_than_expected_is_foreign(store: Store) -> None:
-    chain_of(store, 0)
-    Lineage(store).expect_run("run-1")
-    with pytest.raises(ForeignRun, match=r"run-1.*run-2"):
-        Lineage(store).expect_run("run-2")
 
 
 # --- the head

@@ -12,7 +12,7 @@ from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Store, setting
 from weighbridge.errors import UsageError
 from weighbridge.settings import Settings
 from weighbridge.storage.lineage import Lineage, RunInfo
-from weighbridge.storage.stores.contract import Store
+from weighbridge.storage.stores import contract
 from weighbridge.tasks.engines.contract import Engine
 
 log = structlog.get_logger("weighbridge.host")
@@ -98,7 +98,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> None:
         serve_host(served, options=options)
 
 
-def _run_of(store: Store, *, every_seconds: float) -> RunInfo:
+def _run_of(store: contract.Store, *, every_seconds: float) -> RunInfo:
     """The run that the store belongs to; a host may be there before its trainer, and waits for it."""
     lineage = Lineage(store)
     while not lineage.is_committed(0):

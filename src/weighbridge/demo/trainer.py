@@ -4,7 +4,8 @@ fp32 masters under AdamW, exported as bf16. Knows nothing of stores, hosts or fl
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,15 +85,14 @@ class Trainer:
         before = self.held_out_loss()
         start = time.monotonic()
         step = 0
-        while step < most_steps and (spent := (time.monotonic() - start) / seconds) < 1.0:
-            self._set_rate(self._pretraining_rate(step, done=max(spent, step / most_steps)))
-            ids = self._windows(self.plan.batch, self.plan.window + 1)
-            logits = self.model(ids[:, :-1])
-            loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-            self._descend(loss)
-            step += 1
-            if on_step is not None:
-                on_step(step, float(loss.detach()))
+        with _one_core_spared():
+            while step < most_steps and (spent := (time.monotonic() - start) / seconds) < 1.0:
+                self._set_rate(self._pretraining_rate(step, done=max(spent, step / most_steps)))
+                loss = self._next_byte_loss(self._windows(self.plan.batch, self.plan.window + 1))
+                self._descend(loss)
+                step += 1
+                if on_step is not None:
+                    on_step(step, float(loss.detach()))
         elapsed = time.monotonic() - start
         self._forget_momentum()
         return PretrainReport(
@@ -110,24 +110,16 @@ class Trainer:
         (GRPO, arXiv 2402.03300, without ratio and KL term: one on-policy step a batch needs neither).
         """
         start = time.monotonic()
-        plan = self.plan
         old = self.state()
-        prompts = self._windows(plan.prompts, plan.prompt_bytes).repeat_interleave(plan.samples, dim=0)
-        drawn = sample(self.model, prompts, tokens=plan.new_bytes, generator=self._generator)
-        rewards = torch.tensor([self._corpus.likeness(row.numpy().astype(np.uint8)) for row in drawn])
-        groups = rewards.view(plan.prompts, plan.samples)
-        spread = groups.std(dim=1, keepdim=True, correction=0)
-        advantage = ((groups - groups.mean(dim=1, keepdim=True)) / (spread + 1e-4)).view(-1, 1)
-        logits = self.model(torch.cat((prompts, drawn[:, :-1]), dim=1))[:, plan.prompt_bytes - 1 :, :256]
-        likelihood = logits.log_softmax(dim=-1).gather(2, drawn.unsqueeze(2)).squeeze(2)
-        loss = -(advantage * likelihood).mean()
-        self._set_rate(plan.rl_rate)
-        self._descend(loss)
+        self._set_rate(self.plan.rl_rate)
+        with _one_core_spared():
+            loss, reward = self._policy_gradient_loss()
+            self._descend(loss)
         self._steps += 1
         return StepReport(
             step=self._steps,
             loss=float(loss.detach()),
-            reward=float(rewards.mean()),
+            reward=reward,
             density=_density(old, self.state()),
             seconds=time.monotonic() - start,
         )
@@ -146,8 +138,23 @@ class Trainer:
         size = self.plan.window + 1
         count = min(32, len(self._corpus.held_out) // size)
         ids = torch.from_numpy(self._corpus.held_out[: count * size].astype(np.int64)).view(count, size)
+        return float(self._next_byte_loss(ids))
+
+    def _policy_gradient_loss(self) -> tuple[Tensor, float]:
+        plan = self.plan
+        prompts = self._windows(plan.prompts, plan.prompt_bytes).repeat_interleave(plan.samples, dim=0)
+        drawn = sample(self.model, prompts, tokens=plan.new_bytes, generator=self._generator)
+        rewards = torch.tensor([self._corpus.likeness(row.numpy().astype(np.uint8)) for row in drawn])
+        groups = rewards.view(plan.prompts, plan.samples)
+        spread = groups.std(dim=1, keepdim=True, correction=0)
+        advantage = ((groups - groups.mean(dim=1, keepdim=True)) / (spread + 1e-4)).view(-1, 1)
+        logits = self.model(torch.cat((prompts, drawn[:, :-1]), dim=1))[:, plan.prompt_bytes - 1 :, :256]
+        likelihood = logits.log_softmax(dim=-1).gather(2, drawn.unsqueeze(2)).squeeze(2)
+        return -(advantage * likelihood).mean(), float(rewards.mean())
+
+    def _next_byte_loss(self, ids: Tensor) -> Tensor:
         logits = self.model(ids[:, :-1])
-        return float(functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+        return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
     def _windows(self, count: int, size: int) -> Tensor:
         starts = torch.randint(len(self._train) - size + 1, (count, 1), generator=self._generator)
@@ -177,3 +184,15 @@ class Trainer:
 def _density(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
     changed = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in new)
     return changed / sum(tensor.numel() for tensor in new.values())
+
+
+@contextmanager
+def _one_core_spared() -> Iterator[None]:
+    # Hosts, server and kernels share this machine, and an operation split over all cores waits, spinning, for the
+    # slowest of them: measured on 2 busy cores, two threads took 3 times the CPU of one and 4 times as long.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
