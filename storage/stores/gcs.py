@@ -23,7 +23,7 @@ from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRef
 from weighbridge.storage.stores.contract import ObjectInfo
 from weighbridge.storage.stores.keys import checked_create, checked_key, checked_prefix
 from weighbridge.storage.stores.profile import Profile
-from weighbridge.storage.stores.remote import RemoteStore, Verb
+from weighbridge.storage.stores.remote import REPEATABLE, RemoteStore, Verb
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class GCSStore(RemoteStore[Any]):
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
         name = self.name(checked_key(key))
-        self.run(Verb("write", key, len(data)), lambda fs: self._send(fs, name, data))
+        self.run(Verb("write", key, len(data)), lambda fs: self._send(fs, name, data), tries=REPEATABLE)
 
     def put_file(self, key: str, path: Path) -> None:
         """See Store. Holds one chunk of `profile.part_bytes`: GCS takes the chunks of an upload one after the other."""
@@ -86,7 +86,7 @@ class GCSStore(RemoteStore[Any]):
 
     def get(self, key: str) -> bytes:
         """See Store."""
-        return self._read(key, {})
+        return self._read(key, {}, tries=REPEATABLE)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""
@@ -99,7 +99,9 @@ class GCSStore(RemoteStore[Any]):
         """See Store."""
         name = self.name(checked_key(key))
         found = self.run(
-            Verb("read", key), lambda fs: fs._call("GET", "b/{}/o/{}", self.bucket, name, fields="size", json_out=True)
+            Verb("read", key),
+            lambda fs: fs._call("GET", "b/{}/o/{}", self.bucket, name, fields="size", json_out=True),
+            tries=REPEATABLE,
         )
         return int(found["size"])
 
@@ -126,16 +128,18 @@ class GCSStore(RemoteStore[Any]):
         """See Store."""
         name = self.name(checked_key(key))
         with contextlib.suppress(ObjectMissing):
-            self.run(Verb("delete", key), lambda fs: fs._call("DELETE", "b/{}/o/{}", self.bucket, name))
+            self.run(
+                Verb("delete", key), lambda fs: fs._call("DELETE", "b/{}/o/{}", self.bucket, name), tries=REPEATABLE
+            )
 
-    def _read(self, key: str, headers: dict[str, str], *, nbytes: int = 0) -> bytes:
+    def _read(self, key: str, headers: dict[str, str], *, nbytes: int = 0, tries: int = 1) -> bytes:
         name = self.name(checked_key(key))
 
         async def read(fs: Any) -> bytes:
             _, data = await fs._call("GET", "b/{}/o/{}", self.bucket, name, alt="media", headers=headers)
             return bytes(data)
 
-        return self.run(Verb("read", key, nbytes), read)
+        return self.run(Verb("read", key, nbytes), read, tries=tries)
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
         """Pages of a listing, each a call with a deadline of its own, so that a long listing can go on."""
@@ -145,6 +149,7 @@ class GCSStore(RemoteStore[Any]):
             page = self.run(
                 Verb("list", prefix or "the root"),
                 lambda fs, query=query: fs._call("GET", "b/{}/o", self.bucket, json_out=True, **query),  # type: ignore[misc]
+                tries=REPEATABLE,
             )
             yield page
             if not page.get("nextPageToken"):

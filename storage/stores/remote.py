@@ -7,15 +7,24 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import ClassVar, Generic, NoReturn, TypeVar
 
-from weighbridge.errors import StoreError
+from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit
+from weighbridge.storage.backoff import Backoff
+from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.stores.background import BackgroundLoop
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.profile import Profile
 
 C = TypeVar("C")
 T = TypeVar("T")
+
+REPEATABLE = 4
+"""Tries of a call that is small and may be repeated: clients try a lost request again, but not a reply whose body breaks
+off."""
+
+_BACKOFF = Backoff(first_seconds=0.1, most_seconds=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class RemoteStore(Store, Generic[C]):
         self.url = url
         self.prefix = prefix
         self.profile = profile
+        self._clock: Clock = SystemClock()
         self._lock = threading.Lock()
         self._connection: Connection[C] | None = None
 
@@ -70,20 +80,24 @@ class RemoteStore(Store, Generic[C]):
     def _is_stale(self, error: Exception) -> bool:
         """Whether an error may pass once credentials are read anew."""
 
-    def run(self, verb: Verb, action: Callable[[C], Awaitable[T]], *, seconds: float | None = None) -> T:
-        """One call within its deadline. When the store did not accept our credentials they are read anew, once."""
+    def run(
+        self, verb: Verb, action: Callable[[C], Awaitable[T]], *, seconds: float | None = None, tries: int = 1
+    ) -> T:
+        """One call within its deadline, tried again `tries` times in all while that lasts. What is above the store
+        tries again where a try may change something, or is large; REPEATABLE is for the rest.
+        """
         limit = self.profile.seconds(verb.nbytes) if seconds is None else seconds
-        connection: Connection[C] | None = None
-        try:
-            connection = self._open()
-            return self._bounded(connection, action, limit)
-        except self.failures as error:
-            if not self._is_stale(error):
-                raise self._told(error, verb) from error
-        try:
-            return self._bounded(self._open(instead_of=connection), action, limit)
-        except self.failures as error:
-            raise self._told(error, verb) from error
+        give_up = self._clock.monotonic() + limit
+        for pause in islice(_BACKOFF.waits(), tries - 1):
+            try:
+                return self._try(verb, action, limit)
+            except (StoreRefused, StoreUnfit, ObjectMissing, ObjectExists):
+                raise
+            except StoreError:
+                if self._clock.monotonic() + pause >= give_up:
+                    raise
+            self._clock.sleep(pause)
+        return self._try(verb, action, limit)
 
     def name(self, key: str) -> str:
         """The object's name in the bucket."""
@@ -102,6 +116,20 @@ class RemoteStore(Store, Generic[C]):
         """An error that says nothing about the object: the request or the reply was lost, or came too late."""
         reason = str(error) or type(error).__name__
         return StoreError(f"{self.label} did not answer ({verb.name} {verb.key}): {reason}")
+
+    def _try(self, verb: Verb, action: Callable[[C], Awaitable[T]], limit: float) -> T:
+        """One try. When the store did not accept our credentials they are read anew, once."""
+        connection: Connection[C] | None = None
+        try:
+            connection = self._open()
+            return self._bounded(connection, action, limit)
+        except self.failures as error:
+            if not self._is_stale(error):
+                raise self._told(error, verb) from error
+        try:
+            return self._bounded(self._open(instead_of=connection), action, limit)
+        except self.failures as error:
+            raise self._told(error, verb) from error
 
     def _bounded(self, connection: Connection[C], action: Callable[[C], Awaitable[T]], limit: float) -> T:
         try:

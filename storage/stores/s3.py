@@ -19,7 +19,7 @@ from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRef
 from weighbridge.storage.stores.contract import ObjectInfo, Unfinished
 from weighbridge.storage.stores.keys import checked_create, checked_key, checked_prefix
 from weighbridge.storage.stores.profile import Profile
-from weighbridge.storage.stores.remote import RemoteStore, Verb
+from weighbridge.storage.stores.remote import REPEATABLE, RemoteStore, Verb
 
 _PART_TRIES = 3
 _MAX_PARTS = 10_000
@@ -65,7 +65,11 @@ class S3Store(RemoteStore[Any]):
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
         name = self.name(checked_key(key))
-        self.run(Verb("write", key, len(data)), lambda s3: s3.put_object(Bucket=self.bucket, Key=name, Body=data))
+        self.run(
+            Verb("write", key, len(data)),
+            lambda s3: s3.put_object(Bucket=self.bucket, Key=name, Body=data),
+            tries=REPEATABLE,
+        )
 
     def put_file(self, key: str, path: Path) -> None:
         """See Store. Holds `profile.parts` parts of `profile.part_bytes` at most; a part is tried again by itself."""
@@ -93,7 +97,7 @@ class S3Store(RemoteStore[Any]):
         async def read(s3: Any) -> bytes:
             return await _body(await s3.get_object(Bucket=self.bucket, Key=name))
 
-        return self.run(Verb("read", key), read)
+        return self.run(Verb("read", key), read, tries=REPEATABLE)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""
@@ -112,7 +116,7 @@ class S3Store(RemoteStore[Any]):
     def size(self, key: str) -> int:
         """See Store."""
         name = self.name(checked_key(key))
-        reply = self.run(Verb("read", key), lambda s3: s3.head_object(Bucket=self.bucket, Key=name))
+        reply = self.run(Verb("read", key), lambda s3: s3.head_object(Bucket=self.bucket, Key=name), tries=REPEATABLE)
         return int(reply["ContentLength"])
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -138,7 +142,7 @@ class S3Store(RemoteStore[Any]):
         """See Store."""
         name = self.name(checked_key(key))
         with contextlib.suppress(ObjectMissing):
-            self.run(Verb("delete", key), lambda s3: s3.delete_object(Bucket=self.bucket, Key=name))
+            self.run(Verb("delete", key), lambda s3: s3.delete_object(Bucket=self.bucket, Key=name), tries=REPEATABLE)
 
     def unfinished(self) -> Iterator[Unfinished]:
         """See Store: multipart uploads. What their parts weigh is not asked."""
@@ -150,6 +154,7 @@ class S3Store(RemoteStore[Any]):
                 lambda s3, query=query: s3.list_multipart_uploads(  # type: ignore[misc]
                     Bucket=self.bucket, Prefix=self.folder(""), **query
                 ),
+                tries=REPEATABLE,
             )
             for item in page.get("Uploads", ()):
                 yield Unfinished(self.key(item["Key"]), item["UploadId"], 0, _nanoseconds(item["Initiated"]))
@@ -164,6 +169,7 @@ class S3Store(RemoteStore[Any]):
             self.run(
                 Verb("delete", unfinished.key),
                 lambda s3: s3.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=unfinished.handle),
+                tries=REPEATABLE,
             )
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
@@ -174,6 +180,7 @@ class S3Store(RemoteStore[Any]):
             page = self.run(
                 Verb("list", prefix or "the root"),
                 lambda s3, query=query: s3.list_objects_v2(Bucket=self.bucket, Prefix=self.folder(prefix), **query),  # type: ignore[misc]
+                tries=REPEATABLE,
             )
             yield page
             if not page.get("IsTruncated"):

@@ -57,7 +57,7 @@ class Line:
 
 
 def patient(proxy: FaultProxy) -> Profile:
-    return Profile(endpoint_url=proxy.url, call_seconds=4.0, part_bytes=5 << 20)
+    return Profile(endpoint_url=proxy.url, call_seconds=3.0, part_bytes=5 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,76 @@
+"""Whole versions over S3 on a faulty line: the real publisher, two real replicas, and faults strewn over whatever they
+ask. Afterwards the chain is whole, both hosts are bit-exact, and nothing stays behind in the store or on a disk."""
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.checkpoints import trained
+from tests.faults.proxy import ACTIONS, Action, FaultProxy, Rule
+from tests.storage.publishing import Run, assert_sound, bytes_of, push
+from tests.stores.raw import S3Raw
+from tests.stores.servers import Server
+
+from weighbridge.storage.checkpoint import open_checkpoint
+from weighbridge.storage.clock import SystemClock
+from weighbridge.storage.leftovers import find_leftovers
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.replica.pull import bring_up
+from weighbridge.storage.stores import Profile, open_store
+
+pytestmark = [pytest.mark.stores, pytest.mark.timeout(180)]
+
+BUCKET = "weighbridge-versions"
+VERSIONS = 3
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: Server) -> Iterator[FaultProxy]:
+    S3Raw(BUCKET, "").client.create_bucket(Bucket=BUCKET)
+    proxy = FaultProxy(s3_server.url)
+    yield proxy
+    proxy.stop()
+
+
+def strewn(action: Action) -> list[Rule]:
+    """The same fault again and again, a prime number of requests apart."""
+    return [Rule(action, skip=skip, seconds=0.2) for skip in (3, 5, 7, 11, 13)]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_versions_cross_and_nothing_stays_behind(proxy: FaultProxy, tmp_path: Path, action: Action) -> None:
+    run = Run(tmp_path, clock=SystemClock())
+    url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    run.store = open_store(url, profile=impatient(proxy))
+    proxy.script(*strewn(action))
+    publisher = run.open()
+    states = {0: run.base_weights}
+    for version in range(1, VERSIONS + 1):
+        states[version] = trained(states[version - 1], version)
+        assert push(publisher, states[version]).version == version
+    assert sum(rule.hits for rule in proxy.rules) == len(proxy.rules)
+
+    proxy.script(*strewn(action))
+
+    def host(name: str) -> dict[str, bytes]:
+        result = bring_up(tmp_path / name, store=open_store(url, profile=impatient(proxy)), base=run.base)
+        assert result.version == VERSIONS
+        checkpoint = open_checkpoint(tmp_path / name / "current")
+        return {tensor: checkpoint.view(tensor).tobytes() for tensor in checkpoint.tensors}
+
+    with ThreadPoolExecutor(2) as pool:
+        served = list(pool.map(host, ("host-0", "host-1")))
+    assert served == [bytes_of(states[VERSIONS])] * 2
+    assert any(rule.hits for rule in proxy.rules)
+
+    proxy.script()
+    assert_sound(run, states)
+    assert list(find_leftovers(run.store, Lineage(run.store), grace_seconds=0.0)) == []
+    assert run.spooled() == []
+    assert [path.name for path in tmp_path.rglob("*") if path.name.endswith((".part", ".tmp"))] == []
+
+
+def impatient(proxy: FaultProxy) -> Profile:
+    return Profile(endpoint_url=proxy.url, call_seconds=2.0)
