@@ -29,7 +29,13 @@ def ensure_pool(client: SyncPrefectClient, pool: str) -> None:
 
 
 def ensure_deployment(
-    client: SyncPrefectClient, flow: Flow[..., Any], *, deployment: str, pool: str, queue: str | None = None
+    client: SyncPrefectClient,
+    flow: Flow[..., Any],
+    *,
+    deployment: str,
+    pool: str,
+    queue: str | None = None,
+    parameters: dict[str, Any] | None = None,
 ) -> UUID:
     """Makes sure that a deployment ("flow/name") of a flow exists in a pool; returns its id.
 
@@ -47,6 +53,7 @@ def ensure_deployment(
         entrypoint=f"{flow.fn.__module__}:{flow.fn.__qualname__}",
         work_pool_name=pool,
         work_queue_name=queue,
+        parameters=parameters,
         tags=["weighbridge"],
         parameter_openapi_schema=parameter_schema(flow.fn).model_dump_for_openapi(),
         enforce_parameter_schema=True,

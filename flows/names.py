@@ -4,13 +4,13 @@ how any of them runs."""
 HOSTS_POOL = "weighbridge"
 """One queue in it a host, named after the host."""
 STEWARD_POOL = "weighbridge-steward"
+"""One queue in it a training run, named after the run."""
 POOL_TYPE = "weighbridge-host"
 
 HOST_SYNC = "host-sync"
 ROLLOUT = "rollout"
 
 HOST_DEPLOYMENT = f"{HOST_SYNC}/host"
-ROLLOUT_DEPLOYMENT = f"{ROLLOUT}/steward"
 
 PARTIAL = "PartialRollout"
 HEALED = "Healed"
@@ -31,6 +31,11 @@ def version_tag(version: int) -> str:
 def host_tag(host: str) -> str:
     """Marks everything that one host did."""
     return f"host:{host}"
+
+
+def rollout_deployment(run: str) -> str:
+    """The deployment of a training run's rollouts."""
+    return f"{ROLLOUT}/{run}"
 
 
 def host_key(run: str, version: int, host: str) -> str:

@@ -32,9 +32,17 @@ PENDING = "pending"
 _MADE_IT = (SERVED, SUPERSEDED)
 
 
-def ensure_rollout(client: SyncPrefectClient) -> UUID:
-    """Makes sure that the rollout's own deployment exists, for a steward to execute; returns its id."""
-    return ensure_deployment(client, rollout, deployment=names.ROLLOUT_DEPLOYMENT, pool=names.STEWARD_POOL)
+def ensure_rollout(client: SyncPrefectClient, run: str) -> UUID:
+    """Makes sure that a training run's rollouts can be started from the UI, for its steward to execute; returns the
+    deployment's id."""
+    return ensure_deployment(
+        client,
+        rollout,
+        deployment=names.rollout_deployment(run),
+        pool=names.STEWARD_POOL,
+        queue=run,
+        parameters={"run": run},
+    )
 
 
 @flow(name=names.ROLLOUT, flow_run_name="rollout of v{version}", persist_result=False)

@@ -66,7 +66,7 @@ def serve_steward(
 
     def prepare(client: SyncPrefectClient) -> None:
         ensure_host_sync(client)
-        ensure_rollout(client)
+        ensure_rollout(client, run)
         sweep(client, pool=names.STEWARD_POOL, queue=run, running=work.running)
         heal(client, store, run=run)
 

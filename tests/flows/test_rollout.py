@@ -20,8 +20,9 @@ from weighbridge.flows import names
 from weighbridge.flows.connection import connected
 from weighbridge.flows.dispatch import dispatch, ensure_host_sync, follow
 from weighbridge.flows.retry import retry_failed
-from weighbridge.flows.rollout import hosts_outcome, mirrored, rollout
+from weighbridge.flows.rollout import ensure_rollout, hosts_outcome, mirrored, rollout
 from weighbridge.flows.server import ServerInfo
+from weighbridge.flows.worker import WorkerOptions, serve_steward
 from weighbridge.storage.records import read_records
 from weighbridge.tasks.host_attempt import HostReplica
 
@@ -330,3 +331,42 @@ def test_a_host_that_starts_behind_catches_up_without_being_asked(
     assert (record.version, record.outcome, record.by) == (version, "served", "host")
     assert host.engine.calls == ["pause", f"reload {version}", "flush", f"set_version {version}", "resume", "probe"]
     assert run.is_held_by(host.current)
+
+
+def test_a_rollout_started_from_the_ui_is_carried_out_by_the_runs_steward(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make, home: Path
+) -> None:
+    host, stop = local_host().start().wait_ready(), threading.Event()
+    steward = threading.Thread(
+        target=serve_steward, args=(run.run_id, run.store), kwargs={"options": WorkerOptions(home=home), "stop": stop}
+    )
+    steward.start()
+    try:
+        version = run.push().version
+        asked = client.create_flow_run_from_deployment(
+            ensure_rollout(client, run.run_id), parameters={"version": version, "hosts": [host.name]}
+        )
+        ended = follow(client, {"it": asked.id}, deadline_seconds=60)["it"]
+    finally:
+        stop.set()
+        steward.join(60)
+    assert (ended.state_name, ended.name) == ("Completed", f"rollout of v{version}")
+    assert run.is_held_by(host.current)
+
+
+def test_what_healed_while_prefect_was_away_is_marked_when_a_host_comes_back(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make, monkeypatch: pytest.MonkeyPatch, server: ServerInfo
+) -> None:
+    version = run.push().version
+    host = local_host()
+    state = roll_out(run, version, host.name, deadline_seconds=0.1)
+    client.set_flow_run_state(runs_of(client, host.name)[0].id, Cancelling())  # so that only the records can heal it
+    where = ["http://127.0.0.1:1/api"]
+    monkeypatch.setattr("weighbridge.flows.keep_working.find_api", lambda home, start: where[0])
+    host.start().wait_ready(connected=False)
+    until(lambda: hosts_outcome(run.store, version=version, hosts=[host.name])[0] == "healed", what="following")
+    id_ = state.state_details.flow_run_id
+    assert id_ is not None
+    assert state_name(client, id_) == "PartialRollout"
+    where[0] = server.api_url
+    until(lambda: state_name(client, id_) == "Healed", what="reconciled")
