@@ -88,7 +88,7 @@ def test_the_tokenizer_files_cover_every_byte_by_its_own_number(trainer: Trainer
     assert sorted(vocabulary.values()) == list(range(TOY.vocabulary))
     assert written["model"]["merges"] == []
     # Stand-ins that every HF byte-level vocabulary agrees on: one of each run of bytes, and both edges of the last.
-    stand_ins = {0x61: "a", 0x0A: "\u010a", 0x20: "\u0120", 0x7F: "\u0121", 0xA0: "\u0142", 0xA1: "\u00a1", 0xAD: "\u0143"}
+    stand_ins = {0x61: "a", 0x0A: "\u010a", 0x20: "\u0120", 0x7F: "\u0121", 0xA0: "\u0142", 0xAD: "\u0143"}
     assert {byte: alphabet[byte] for byte in stand_ins} == stand_ins
     special = {entry["content"]: entry["id"] for entry in written["added_tokens"]}
     config = json.loads((tmp_path / "config.json").read_text())
@@ -131,8 +131,8 @@ def test_rewarded_continuations_become_likelier(
     pretrained: Pretrained,
 ) -> None:
     trainer = copy.deepcopy(pretrained[0])
-    trainer.plan = replace(PLAN, rl_rate=3e-3, prompts=8, samples=8)
-    rewards = [trainer.step().reward for _ in range(40)]
+    trainer.plan = replace(PLAN, rl_rate=3e-3, prompts=4, samples=8)
+    rewards = [trainer.step().reward for _ in range(30)]
     assert np.mean(rewards[-8:]) > np.mean(rewards[:8]) + 0.1
 
 
@@ -150,6 +150,18 @@ def test_a_trainer_leaves_the_global_random_state_alone(corpus: Corpus) -> None:
     before = torch.random.get_rng_state()
     Trainer(corpus, shape=TOY, plan=PLAN).step()
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_training_spares_a_core_and_gives_it_back(corpus: Corpus) -> None:
+    threads = torch.get_num_threads()
+    heard: list[int] = []
+    torch.set_num_threads(2)
+    try:
+        trainer = Trainer(corpus, shape=TOY, plan=PLAN)
+        trainer.pretrain(seconds=60, most_steps=1, on_step=lambda step, loss: heard.append(torch.get_num_threads()))
+        assert (heard, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_decoding_token_by_token_gives_the_logits_of_one_pass() -> None:

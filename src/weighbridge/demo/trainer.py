@@ -61,6 +61,18 @@ class StepReport:
     seconds: float
 
 
+@contextmanager
+def _one_core_spared() -> Iterator[None]:
+    # Hosts, server and kernels share this machine, and an operation split over all cores waits, spinning, for the
+    # slowest of them: on 2 busy cores, two threads took 3 times the CPU of one and twice as long.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Trainer:
     """Owns the fp32 masters and the optimizer. The same seed, corpus and number of steps give the same weights."""
 
@@ -78,6 +90,7 @@ class Trainer:
         )
         self._steps = 0
 
+    @_one_core_spared()
     def pretrain(
         self, *, seconds: float, most_steps: int = 1000, on_step: Callable[[int, float], None] | None = None
     ) -> PretrainReport:
@@ -85,14 +98,13 @@ class Trainer:
         before = self.held_out_loss()
         start = time.monotonic()
         step = 0
-        with _one_core_spared():
-            while step < most_steps and (spent := (time.monotonic() - start) / seconds) < 1.0:
-                self._set_rate(self._pretraining_rate(step, done=max(spent, step / most_steps)))
-                loss = self._next_byte_loss(self._windows(self.plan.batch, self.plan.window + 1))
-                self._descend(loss)
-                step += 1
-                if on_step is not None:
-                    on_step(step, float(loss.detach()))
+        while step < most_steps and (spent := (time.monotonic() - start) / seconds) < 1.0:
+            self._set_rate(self._pretraining_rate(step, done=max(spent, step / most_steps)))
+            loss = self._next_byte_loss(self._windows(self.plan.batch, self.plan.window + 1))
+            self._descend(loss)
+            step += 1
+            if on_step is not None:
+                on_step(step, float(loss.detach()))
         elapsed = time.monotonic() - start
         self._forget_momentum()
         return PretrainReport(
@@ -103,6 +115,7 @@ class Trainer:
             seconds=elapsed,
         )
 
+    @_one_core_spared()
     def step(self) -> StepReport:
         """One RL-like step: sample continuations, reward their likeness to the corpus, follow the policy gradient.
 
@@ -112,9 +125,8 @@ class Trainer:
         start = time.monotonic()
         old = self.state()
         self._set_rate(self.plan.rl_rate)
-        with _one_core_spared():
-            loss, reward = self._policy_gradient_loss()
-            self._descend(loss)
+        loss, reward = self._policy_gradient_loss()
+        self._descend(loss)
         self._steps += 1
         return StepReport(
             step=self._steps,
@@ -136,7 +148,7 @@ class Trainer:
     def held_out_loss(self) -> float:
         """Nats a byte on the first windows of the held-out text; the same ones at each call."""
         size = self.plan.window + 1
-        count = min(32, len(self._corpus.held_out) // size)
+        count = min(16, len(self._corpus.held_out) // size)
         ids = torch.from_numpy(self._corpus.held_out[: count * size].astype(np.int64)).view(count, size)
         return float(self._next_byte_loss(ids))
 
@@ -184,15 +196,3 @@ class Trainer:
 def _density(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
     changed = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in new)
     return changed / sum(tensor.numel() for tensor in new.values())
-
-
-@contextmanager
-def _one_core_spared() -> Iterator[None]:
-    # Hosts, server and kernels share this machine, and an operation split over all cores waits, spinning, for the
-    # slowest of them: measured on 2 busy cores, two threads took 3 times the CPU of one and 4 times as long.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads - 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
