@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit, UsageError
 from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
@@ -21,7 +21,10 @@ from weighbridge.storage.stores.keys import (
     temp_name,
 )
 
+T = TypeVar("T")
+
 _COPY_BYTES = 4 << 20
+_STALE_TRIES = 2
 _FOLDER_TRIES = 100  # another process may remove a folder that it emptied while we fill it
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -71,14 +74,16 @@ class DirectoryStore(Store):
 
     def get(self, key: str) -> bytes:
         """See Store."""
-        with self._opened(key) as file:
-            return file.read()
+        return self._read(key, lambda file: file.read())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""
-        with self._opened(key) as file:
+
+        def read(file: BinaryIO) -> bytes:
             file.seek(start)
-            data = file.read(length)
+            return file.read(length)
+
+        data = self._read(key, read)
         if len(data) != length:
             raise StoreError(
                 f"{key} in {self.url} ends at byte {start + len(data)}, not {start + length} as was asked for."
@@ -87,8 +92,7 @@ class DirectoryStore(Store):
 
     def size(self, key: str) -> int:
         """See Store. Opens the file: network file systems answer a plain stat from a cache."""
-        with self._opened(key) as file:
-            return os.fstat(file.fileno()).st_size
+        return self._read(key, lambda file: os.fstat(file.fileno()).st_size)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
@@ -184,19 +188,19 @@ class DirectoryStore(Store):
                 raise
             _sync_folder(final.parent)
 
-    @contextlib.contextmanager
-    def _opened(self, key: str) -> Iterator[BinaryIO]:
+    def _read(self, key: str, action: Callable[[BinaryIO], T]) -> T:
+        """What `action` makes of an object, opened afresh when it was replaced on another machine in the meantime."""
         path = self._path(checked_key(key))
         with self._failures("read", key, 0):
-            try:
-                file = path.open("rb")
-            except FileNotFoundError:
-                self._look_again(path)
-                file = path.open("rb")
-            with file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise FileNotFoundError(errno.ENOENT, "not a file")
-                yield file
+            for _ in range(_STALE_TRIES - 1):
+                try:
+                    return _act(path, action)
+                except FileNotFoundError:
+                    self._look_again(path)
+                except OSError as error:
+                    if error.errno != errno.ESTALE:
+                        raise
+            return _act(path, action)
 
     def _look_again(self, path: Path) -> None:
         """NFS remembers for up to a minute that a name was missing; opening its folders asks the server again."""
@@ -247,6 +251,13 @@ class DirectoryStore(Store):
                     "owner and mode of the directory, and that it is mounted writable."
                 ) from error
             raise StoreError(f"{self.url} could not {verb} {key}: {reason}.") from error
+
+
+def _act(path: Path, action: Callable[[BinaryIO], T]) -> T:
+    with path.open("rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a file")
+        return action(file)
 
 
 def _open_new(path: Path) -> int:

@@ -21,8 +21,8 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 REPEATABLE = 4
-"""Tries of a call that is small and may be repeated: clients try a lost request again, but not a reply whose body breaks
-off."""
+"""Tries of a call that is small and may be repeated: clients send a lost request again, but give up on a reply whose
+body breaks off."""
 
 _BACKOFF = Backoff(first_seconds=0.1, most_seconds=1.0)
 

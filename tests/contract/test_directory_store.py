@@ -150,6 +150,23 @@ def test_another_failure_is_a_store_error_that_may_pass(store: DirectoryStore, m
     assert not isinstance(caught.value, StoreRefused | StoreUnfit | ObjectExists)
 
 
+def test_a_file_that_was_replaced_on_another_machine_is_opened_afresh(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a", b"x")
+    real, stale = os.fstat, [True]
+
+    def fstat(descriptor: int) -> os.stat_result:
+        if stale:
+            stale.pop()
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    assert store.get("a") == b"x"
+    assert not stale
+
+
 def test_temp_files_of_a_dead_writer_are_not_listed_and_can_be_found(store: DirectoryStore, root: Path) -> None:
     store.create("versions/1/manifest", b"x")
     dead = root / "versions" / "1" / temp_name()
