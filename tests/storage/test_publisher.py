@@ -570,6 +570,15 @@ def test_a_version_whose_shards_were_not_all_uploaded_is_never_committed(run: Ru
     assert_sound(run, {0: V0, 1: V1})
 
 
+def test_giving_up_an_attempt_that_stands_takes_nothing_back(run: Run) -> None:
+    """An interrupt may come between the commit and the word of it."""
+    publisher = run.open()
+    attempt = fill(publisher, as_tensors(V1))
+    publisher.commit(attempt, {})
+    publisher.discard(attempt)
+    assert_sound(run, {0: V0, 1: V1})
+
+
 # --- an encoder that errs
 
 
