@@ -63,10 +63,10 @@ def served(run: SmallRun, folder: Path) -> set[int] | None:
 
 
 STAGES = [(stage, copies) for stage in ("seed", "apply", "repair", "reseed") for copies in (2, 1)]
+KILLS = [(*stage, "torn") for stage in STAGES] + [("apply", 2, "after"), ("apply", 1, "after"), ("repair", 1, "after")]
 
 
-@pytest.mark.parametrize("how", ["torn", "after"])
-@pytest.mark.parametrize(("stage", "copies"), STAGES)
+@pytest.mark.parametrize(("stage", "copies", "how"), KILLS)
 def test_a_kill_at_every_write_leaves_one_version_and_the_next_run_ends_bit_exact(
     run: SmallRun, tmp_path: Path, stage: str, copies: int, how: str
 ) -> None:
