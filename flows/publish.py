@@ -17,13 +17,13 @@ def publish(run: str, version: int, publication: Handle[Publication]) -> int:
     """Publishes one version; returns its number once the commit stands. Raises what the failing step raised."""
     pushed = publication.value
     attempt, feed = Handle(pushed.attempt), Handle(pushed.feed)
-    uploads: list[PrefectFuture[int]] = []
+    under_way: list[PrefectFuture[int]] = []
     try:
         for batch in pushed.feed:
             encoded = encode.submit(batch.index, attempt, Handle(batch), feed)
-            uploads.append(upload.submit(encoded, attempt))
-        for uploaded in uploads:
-            uploaded.result()
+            under_way += [encoded, upload.submit(batch.index, attempt, wait_for=[encoded], return_state=False)]
+        for step in under_way:  # a shard's encode before its upload: the first failure is the one that counts
+            step.result()
         commit(publication)
         if pushed.manifest is not None:
             show_bill(pushed.manifest, pushed.seconds)

@@ -63,10 +63,12 @@ def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
     handle = Handle(publication)
     try:
         with using_store(run, store):
+            ended: Any  # Prefect's overloads do not know a flow that returns a state
             if hosts:
-                state = sync(run, version, hosts, options.required, options.deadline_seconds, handle, return_state=True)
+                ended = sync(run, version, hosts, options.required, options.deadline_seconds, handle, return_state=True)
             else:
-                state = _threaded(handle)(run, version, handle, return_state=True)
+                ended = _threaded(handle)(run, version, handle, return_state=True)
+            state: State[Any] = ended
     except (OrchestrationError, *UNREACHABLE) as lost:
         raise _verdict(publication, str(lost)) from lost
     finally:
@@ -93,7 +95,8 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
 
 
 def _threaded(publication: Handle[Publication]) -> Flow[..., Any]:
-    return publish.with_options(task_runner=ThreadPoolTaskRunner(max_workers=2 * publication.value.threads))
+    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2 * publication.value.threads)
+    return publish.with_options(task_runner=runner)  # type: ignore[arg-type] # Prefect's own runner, by its own types
 
 
 def _verdict(publication: Publication, trouble: str) -> BaseException:

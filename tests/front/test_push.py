@@ -126,6 +126,25 @@ def test_an_error_of_the_trainers_own_generator_comes_back_as_it_is(sync: Weight
     assert sync.push(trained(tiny_weights(), 1)).version == 1
 
 
+def test_memory_that_runs_out_while_encoding_ends_the_push_and_leaves_the_store_untouched(
+    sync: WeightSync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync.warm()
+    before = listing(tmp_path / "store")
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("no room for a shard")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("weighbridge.storage.attempt.encode_shard", fail)
+        with pytest.raises(MemoryError, match="no room for a shard"):
+            sync.push(trained(tiny_weights(), 1))
+        with pytest.raises(MemoryError):
+            sync.push(iter(trained(tiny_weights(), 1).items()))
+    assert listing(tmp_path / "store") == before
+    assert sync.push(trained(tiny_weights(), 1)).version == 1
+
+
 def test_another_process_goes_on_with_the_run_and_a_run_of_another_name_is_refused(
     sync: WeightSync, tmp_path: Path, base: Path, home: Path
 ) -> None:

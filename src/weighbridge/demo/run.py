@@ -86,10 +86,12 @@ class _Demo:
         from weighbridge.weight_sync import WeightSync
 
         with ThreadPoolExecutor(1) as beside:
+            starting = beside.submit(ensure_server, self._home)
             # Numba compiles a kernel once a machine; hosts that start together would each compile their own.
-            ready = beside.submit(lambda: (ensure_server(self._home), warm())[0])
+            compiling = beside.submit(warm)
             trainer = self._pretrain(pretrain_seconds)
-            server = ready.result()
+            server = starting.result()
+            compiling.result()
         self._say(f"Prefect's server is up, on an embedded PostgreSQL. Watch along: {server.ui_url}")
         with WeightSync(
             self._store, self._base, HOSTS, home=self._home, spool=self._folder, sync_deadline=90.0
