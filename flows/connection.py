@@ -12,6 +12,7 @@ from prefect.context import FlowRunContext, SyncClientContext, TaskRunContext
 from prefect.exceptions import PrefectException
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -30,6 +31,8 @@ UNREACHABLE = (httpx.HTTPError, PrefectException, RuntimeError, OSError)
 _SETTINGS = {
     # A sync flow's heartbeat thread is joined in steps of a second; who died is found by our own sweep instead.
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+    # Nor may one that hangs hold up a step: a cancel is looked for between them.
+    PREFECT_API_REQUEST_TIMEOUT: 15.0,
     # A server lost in mid-flow then costs seconds, not the 69 of the default, before the trainer hears of it.
     PREFECT_CLIENT_MAX_RETRIES: 2,
     PREFECT_TASKS_DEFAULT_NO_CACHE: True,

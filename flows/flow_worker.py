@@ -18,6 +18,7 @@ from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import PrefectSignal
 from prefect.flow_engine import run_flow
+from prefect.states import Pending
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
 
 from weighbridge.flows import names
@@ -72,12 +73,21 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
         self._flow_names: dict[UUID, str] = {}
         self._running = running
         self._listening = False
+        self._left_waiting = False
 
     async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
         """Takes what waits in the order we were given, where Prefect takes the oldest first."""
-        return await super()._submit_scheduled_flow_runs(
+        taken = await super()._submit_scheduled_flow_runs(
             sorted(flow_run_response, key=lambda entry: self._order(entry.flow_run))
         )
+        self._left_waiting = len(taken) < len(flow_run_response)
+        return taken
+
+    async def _propose_submitting_state(self, flow_run: FlowRun) -> None:
+        """Nothing is submitted anywhere: the run begins in this process at once."""
+
+    async def _give_worker_labels_to_flow_run(self, flow_run_id: UUID) -> None:
+        """The queue names the host already."""
 
     async def run(
         self,
@@ -94,21 +104,21 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
             )
         if task_status is not None:
             task_status.started(identifier)
-        fresh = await self.client.read_flow_run(flow_run.id)  # the engine needs the state as it is now
+        # Pending, as the server has it since it was proposed. Without its deployment on it, the engine starts no
+        # thread, loop and websocket to watch for Suspend, which no step could honour; for Cancel the steps look.
+        begun = flow_run.model_copy(update={"state": Pending(), "deployment_id": None})
         try:
-            await asyncio.get_running_loop().run_in_executor(None, copy_context().run, self._run_here, flow, fresh)
+            await asyncio.get_running_loop().run_in_executor(None, copy_context().run, self._run_here, flow, begun)
         finally:
-            # Once our slot is free again: something may have come in while it was taken.
-            asyncio.get_running_loop().call_later(_SLOT_SECONDS, self.woken.set)
+            if self._left_waiting:  # once our slot is free again
+                asyncio.get_running_loop().call_later(_SLOT_SECONDS, self.woken.set)
         return FlowRunResult(status_code=0, identifier=identifier)
 
     def _run_here(self, flow: Flow[..., Any], flow_run: FlowRun) -> None:
         self._running.add(flow_run.id)
         try:
             with connected(self._api_url):
-                # Without its deployment on it, the engine starts no thread, loop and websocket of its own to watch for
-                # Suspend, which no step of ours could honour; Cancel is looked for by the steps.
-                run_flow(flow, flow_run=flow_run.model_copy(update={"deployment_id": None}), return_type="state")
+                run_flow(flow, flow_run=flow_run, return_type="state")
         except PrefectSignal as signal:  # cancelled, paused or taken away before it began: the server knows already
             log.info("run not carried out", flow_run=flow_run.name, reason=str(signal))
         finally:
