@@ -52,7 +52,7 @@ class ExpGapPartDecoder(PartDecoder):
 
     def __init__(self, group: GroupDecoder, part: PartShape, table: Table) -> None:
         self._group, self._part, self._table = group, part, table
-        symbols = int((table[:, k.SYMBOL_END] - table[:, k.SYMBOL]).sum())
+        symbols = int((table[:, k.SYMBOL_END] - table[:, k.SYMBOL]).sum()) + 1
         self._positions = np.empty(symbols, np.uint32)
         self._values = np.empty(symbols * group.element.width, np.uint8)
         self._scratch = np.empty(SPAN, np.uint8)
@@ -62,20 +62,19 @@ class ExpGapPartDecoder(PartDecoder):
         """See PartDecoder."""
         group, start = self._group, self._used
         unit = group.element
-        with np.errstate(over="ignore"):
-            used = k.read_classes(
-                kernels.fixed(old),
-                self._first,
-                UNITS[unit.width],
-                (unit.sign, unit.mask),
-                group.window,
-                self._table,
-                self._scratch,
-                (group.gaps, group.low, group.steps, group.wide, UNITS[8]),
-                self._positions,
-                self._values,
-                start,
-            )
+        used = k.read_classes(
+            kernels.fixed(old),
+            self._first,
+            UNITS[unit.width],
+            (unit.sign, unit.mask),
+            group.window,
+            self._table,
+            self._scratch,
+            (group.gaps, group.low, group.steps, group.wide, UNITS[8]),
+            self._positions,
+            self._values,
+            start,
+        )
         kernels.refuse("expgap", max(0, -used))
         self._first += old.size // unit.width
         self._used = int(used)

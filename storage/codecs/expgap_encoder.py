@@ -52,19 +52,18 @@ class GroupEncoder:
         unit, count = self._element, new.size // self._element.width
         if old.size != new.size:
             raise ValueError("old and new bytes differ in size")
-        with np.errstate(over="ignore"):
-            found: int = k.scan_classes(
-                kernels.fixed(old),
-                kernels.fixed(new),
-                UNITS[unit.width],
-                unit.sign,
-                unit.mask,
-                self._for_kernels,
-                self._seen,
-                self._last,
-                self._scratch,
-                self._log.room(count)[self._log.used :],
-            )
+        found: int = k.scan_classes(
+            kernels.fixed(old),
+            kernels.fixed(new),
+            UNITS[unit.width],
+            unit.sign,
+            unit.mask,
+            self._for_kernels,
+            self._seen,
+            self._last,
+            self._scratch,
+            self._log.room(count)[self._log.used :],
+        )
         self._log.used += found
         return int(found)
 
@@ -115,8 +114,9 @@ class GroupEncoder:
             )
             symbols = int(reached[which]) if row[k.DENSE] else count
             row[[k.GAP, k.LOW, k.STEP, k.WIDE]] = gap_at, 8 * low_at, 8 * step_at, wide_at
+            gap_at += 1  # a dense class has a byte to be written at, too
             if not row[k.DENSE]:
-                gap_at += count + (int(reached[which]) >> int(row[k.SHIFT])) // 255 + 1
+                gap_at += count + (int(reached[which]) >> int(row[k.SHIFT])) // 255
             low_at += -(-symbols * int(row[k.SHIFT]) // 8)
             step_at += -(-symbols * int(row[k.BITS]) // 8)
             wide_at += count

@@ -136,18 +136,17 @@ class GapPartDecoder(PartDecoder):
     def feed(self, old: Bytes) -> Patch:
         """See PartDecoder."""
         unit, start = self._at.element, int(self._state[2])
-        with np.errstate(over="ignore"):
-            error = read_gaps(
-                kernels.fixed(old),
-                self._first,
-                UNITS[unit.width],
-                unit.sign,
-                unit.mask,
-                self._state,
-                *self._streams,
-                self._positions,
-                self._values,
-            )
+        error = read_gaps(
+            kernels.fixed(old),
+            self._first,
+            UNITS[unit.width],
+            unit.sign,
+            unit.mask,
+            self._state,
+            *self._streams,
+            self._positions,
+            self._values,
+        )
         kernels.refuse("gap", error)
         self._first += old.size // unit.width
         return self._patch(start, int(self._state[2]))

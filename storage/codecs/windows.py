@@ -18,6 +18,7 @@ from weighbridge.storage.codecs.kernels.memory import UNITS
 
 Counts = npt.NDArray[np.int64]
 
+_STRIDE = 4  # of a sample's elements, every so many-th is counted
 _CLASS_SHARE = 0.002  # a class must save this share of the positions' bits, for the time that it takes,
 _CLASS_BITS = 400.0  # and what its Huffman tables and extents take
 
@@ -40,7 +41,11 @@ def choose_window(samples: Sequence[Sample]) -> Window:
     members, changed = np.zeros(256, np.int64), np.zeros(256, np.int64)
     field = Window(0, 1).for_kernels(unit)
     for sample in samples:
-        survey(kernels.fixed(sample.old), kernels.fixed(sample.new), UNITS[unit.width], field, members, changed)
+        survey(
+            kernels.fixed(sample.old), kernels.fixed(sample.new), UNITS[unit.width], field, _STRIDE, members, changed
+        )
+    # Members are estimated; those that changed are members for certain.
+    members = np.maximum(members * _STRIDE, changed)
     taken = max(1, sum(sample.new.size for sample in samples))
     return best_window(members, changed, sum(sample.whole_bytes for sample in samples) / taken)
 

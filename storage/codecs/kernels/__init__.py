@@ -20,7 +20,10 @@ Positions = npt.NDArray[np.uint32]
 
 def fixed(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     """A read-only plain view: kernels are compiled once, for read-only inputs."""
-    view = np.asarray(array).view()
+    view = np.asarray(array)
+    if view.ndim == 1 and view.flags.c_contiguous and not view.flags.writeable:
+        return view
+    view = view.view()
     if not view.flags.c_contiguous or view.ndim != 1:
         raise ValueError("kernels take one-dimensional contiguous arrays")
     view.flags.writeable = False
@@ -52,8 +55,7 @@ def scan_gaps(
     room = (state[1] + count + behind // 255 + 1, state[2] + count, state[3] + count)
     if into[0].size < room[0] or into[1].size < room[1] or into[2].size < room[2]:
         raise ValueError("no room left for a chunk's gaps and steps")
-    with np.errstate(over="ignore"):
-        gaps.scan_gaps(fixed(old), fixed(new), UNITS[element.width], element.sign, element.mask, first, state, *into)
+    gaps.scan_gaps(fixed(old), fixed(new), UNITS[element.width], element.sign, element.mask, first, state, *into)
 
 
 def refuse(codec: str, error: int) -> None:

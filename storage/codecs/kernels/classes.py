@@ -23,7 +23,9 @@ from weighbridge.storage.codecs.kernels.lanes import (
     count_bits,
     count_class,
     exponent_classes,
+    find_block,
     lowest_bit,
+    select_bit,
 )
 from weighbridge.storage.codecs.kernels.memory import load, store
 
@@ -42,16 +44,27 @@ SEEN, NEXT = 11, 12
 COLUMNS = 13
 NEVER = 1 << 62
 
+MANY = 12
+"""Changes in a span from which on it pays to work out every class's masks beforehand."""
+
 
 @kernel
-def survey(old, new, unit, window, members, changed):  # type: ignore[no-untyped-def]
-    """Counts elements, and those that differ, by the value of the field that `window` names."""
-    for start in range(0, new.size, unit.itemsize):
-        a, b = load(old, start, unit), load(new, start, unit)
-        field = np.int64((a >> np.uint64(window[0])) & np.uint64(window[1]))
-        members[field] += 1
-        if a != b:
-            changed[field] += 1
+def survey(old, new, unit, window, stride, members, changed):  # type: ignore[no-untyped-def]
+    """Counts every stride-th element, and all that differ, by the value of the field that `window` names."""
+    shift, field = np.uint64(window[0]), np.uint64(window[1])
+    count = new.size // unit.itemsize
+    for i in range(0, count, stride):
+        members[np.int64((load(old, i * unit.itemsize, unit) >> shift) & field)] += 1
+    for start in range(0, count - 63, 64):
+        word = changed_mask(new, old, start * unit.itemsize, unit)
+        while word:
+            index = (start + lowest_bit(word)) * unit.itemsize
+            word &= word - np.uint64(1)
+            changed[np.int64((load(old, index, unit) >> shift) & field)] += 1
+    for i in range(count // 64 * 64, count):
+        pattern = load(old, i * unit.itemsize, unit)
+        if pattern != load(new, i * unit.itemsize, unit):
+            changed[np.int64((pattern >> shift) & field)] += 1
 
 
 @kernel
@@ -64,15 +77,17 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
     used = np.int64(0)
     marks = np.zeros(SPAN // 64, np.uint64)
     before, reached = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
+    members = np.zeros((MAX_CLASSES, SPAN // 64), np.uint64)
+    ranks = np.zeros((MAX_CLASSES, SPAN // 64), np.int64)
     for start in range(0, count, SPAN):
-        some = np.uint64(0)
+        total = 0
         if start + SPAN <= count:
             for j in range(0, SPAN, 64):
                 index = (start + j) * unit.itemsize
                 exponent_classes(old, index, classes, j, unit, window)
                 word = changed_mask(new, old, index, unit)
                 marks[j // 64] = word
-                some |= word
+                total += count_bits(word)
         else:
             for j in range(SPAN):
                 if j % 64 == 0:
@@ -85,8 +100,34 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
                     classes[j] = min(max(field, window[2]) - window[2], window[3])
                     if a != b:
                         marks[j // 64] |= np.uint64(1) << np.uint64(j % 64)
-                        some = np.uint64(1)
-        if some:
+                        total += 1
+        if total > MANY:
+            # Every class's masks once, then no loop for any change.
+            for each in range(window[3] + 1):
+                rank = seen[each]
+                for block in range(SPAN // 64):
+                    word = class_mask(classes, block * 64, each)
+                    members[each, block] = word
+                    ranks[each, block] = rank
+                    rank += count_bits(word)
+                seen[each] = rank
+            for block in range(SPAN // 64):
+                word = marks[block]
+                while word:
+                    bit = lowest_bit(word)
+                    word &= word - np.uint64(1)
+                    which = np.int64(classes[block * 64 + bit])
+                    below = (np.uint64(1) << np.uint64(bit)) - np.uint64(1)
+                    rank = ranks[which, block] + count_bits(members[which, block] & below)
+                    gap = rank - last[which] - 1
+                    last[which] = rank
+                    index = (start + block * 64 + bit) * unit.itemsize
+                    code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
+                    head = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT))
+                    log[used] = head | code
+                    used += np.int64(1)
+            continue
+        if total:
             for each in range(window[3] + 1):
                 before[each] = seen[each]
                 reached[each] = 0
@@ -139,25 +180,22 @@ def write_classes(log, table, gaps, low, steps, wide, word):  # type: ignore[no-
         which = np.int64((log[i] >> np.uint64(CLASS_AT)) & np.uint64(MAX_CLASSES - 1))
         code = log[i] & np.uint64((1 << CODE_BITS) - 1)
         gap = np.int64(log[i] >> np.uint64(GAP_AT))
-        symbol = code
-        at = table[which, SYMBOL]
-        if table[which, DENSE]:
-            at += gap
-            symbol += np.uint64(1)
-        else:
-            shift = table[which, SHIFT]
-            if shift:
-                bit = table[which, LOW] + at * shift
-                kept = np.uint64(gap) & ((np.uint64(1) << np.uint64(shift)) - np.uint64(1))
-                store(low, bit >> 3, load(low, bit >> 3, word) | (kept << np.uint64(bit & 7)), word)
-                gap >>= shift
-            end = table[which, GAP]
-            while gap >= 255:
-                gaps[end] = 255
-                end += 1
-                gap -= 255
-            gaps[end] = gap
-            table[which, GAP] = end + 1
+        # Without branches on the class, which no processor could guess. A dense class keeps no low bits (SHIFT is 0),
+        # and the one gap byte that is written for it is not its own and not used.
+        dense, shift, at = table[which, DENSE], table[which, SHIFT], table[which, SYMBOL]
+        bit = table[which, LOW] + at * shift
+        kept = np.uint64(gap) & ((np.uint64(1) << np.uint64(shift)) - np.uint64(1))
+        store(low, bit >> 3, load(low, bit >> 3, word) | (kept << np.uint64(bit & 7)), word)
+        at += gap * dense
+        symbol = code + np.uint64(dense)
+        high = (gap >> shift) * (1 - dense)
+        end = table[which, GAP]
+        while high >= 255:
+            gaps[end] = 255
+            end += 1
+            high -= 255
+        gaps[end] = high
+        table[which, GAP] = end + 1 - dense
         bits = table[which, BITS]
         escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
         if symbol >= escape:
@@ -185,11 +223,12 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
     """Decodes a chunk whose first element is the part's `first`; returns how much of `positions` is used, or -error.
 
     `order` is sign and mask; `streams` are gaps, low bits (8 bytes longer than what they hold), steps, wide codes, and
-    the unit of 8 bytes. `positions` and `values` have room for every symbol that the part has left.
+    the unit of 8 bytes. `positions` and `values` have room for one entry more than the part has symbols left.
     """
     sign, mask = order
     gaps, low, steps, wide, word8 = streams
     count = old.size // unit.itemsize
+    masks, sums = np.zeros(SPAN // 64, np.uint64), np.zeros(SPAN // 64, np.uint32)
     for start in range(0, count, SPAN):
         if start + SPAN <= count:
             for j in range(0, SPAN, 64):
@@ -214,40 +253,37 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
             gap_at, gap_end = table[which, GAP], table[which, GAP_END]
             kept = (np.uint64(1) << np.uint64(shift)) - np.uint64(1)
             escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-            block = np.int64(0)
-            word = class_mask(classes, block, which)
-            inside = seen + count_bits(word)
+            total = np.int64(0)
+            for block in range(SPAN // 64):
+                word = class_mask(classes, block * 64, which)
+                total += count_bits(word)
+                masks[block] = word
+                sums[block] = total
             while wanted < stop:
                 if wanted >= 0:
-                    # To the member whose rank is wanted, and its symbol.
-                    while inside <= wanted:
-                        seen = inside
-                        block += 64
-                        word = class_mask(classes, block, which)
-                        inside = seen + count_bits(word)
-                    while seen < wanted:
-                        word &= word - np.uint64(1)
-                        seen += 1
+                    rank = wanted - seen
+                    at = find_block(sums, rank)
+                    word = masks[at]
+                    index = start + at * 64 + select_bit(word, rank - np.int64(sums[at]) + count_bits(word))
                     bit = table[which, STEP] + symbol_at * bits
                     symbol = (np.uint64(steps[bit >> 3]) >> np.uint64(bit & 7)) & escape
                     symbol_at += 1
-                    if symbol >= np.uint64(dense):
-                        code = symbol - np.uint64(dense)
-                        if symbol == escape:
-                            at = table[which, WIDE]
-                            if at >= table[which, WIDE_END]:
-                                return -TRUNCATED
-                            table[which, WIDE] = at + 1
-                            if np.uint64(wide[at]) < code:
-                                return -BAD_STEP
-                            code = np.uint64(wide[at])
+                    code = symbol - np.uint64(dense)
+                    if symbol == escape:
+                        at = table[which, WIDE]
+                        if at >= table[which, WIDE_END]:
+                            return -TRUNCATED
+                        table[which, WIDE] = at + 1
+                        if np.uint64(wide[at]) < code:
+                            return -BAD_STEP
+                        code = np.uint64(wide[at])
                         if code >= mask:
                             return -BAD_STEP
-                        index = start + block + lowest_bit(word)
-                        positions[used] = first + index
-                        pattern = stepped(load(old, index * unit.itemsize, unit), code, sign, mask)
-                        store(values, used * unit.itemsize, pattern, unit)
-                        used += 1
+                    # A dense class's symbol 0 is written too, and then written over: better than a branch.
+                    positions[used] = first + index
+                    pattern = stepped(load(old, index * unit.itemsize, unit), code, sign, mask)
+                    store(values, used * unit.itemsize, pattern, unit)
+                    used += np.int64(1) if symbol >= np.uint64(dense) else np.int64(0)
                 # To the next member that has a symbol.
                 if symbol_at >= symbol_end:
                     wanted = np.int64(NEVER)
@@ -261,10 +297,9 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
                         piece = np.int64(gaps[gap_at])
                         gap_at += 1
                         gap += piece
-                    if shift:
-                        bit = table[which, LOW] + symbol_at * shift
-                        tail = (load(low, bit >> 3, word8) >> np.uint64(bit & 7)) & kept
-                        gap = (gap << shift) | np.int64(tail)
+                    bit = table[which, LOW] + symbol_at * shift
+                    tail = (load(low, bit >> 3, word8) >> np.uint64(bit & 7)) & kept
+                    gap = (gap << shift) | np.int64(tail)
                     wanted += 1 + gap
             table[which, NEXT], table[which, SYMBOL], table[which, GAP] = wanted, symbol_at, gap_at
     return used

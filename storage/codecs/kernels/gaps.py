@@ -22,28 +22,22 @@ REASONS = {
 
 
 @inlined
-def rank_of(pattern, sign):  # type: ignore[no-untyped-def]
-    """A bit pattern's place in the order; bits above the element's width are rubbish and masked by the caller."""
-    if pattern & sign:
-        return ~pattern
-    return pattern ^ sign
+def rank_of(pattern, sign, mask):  # type: ignore[no-untyped-def]
+    """A bit pattern's place in the order."""
+    return pattern ^ (mask if pattern & sign else sign)
 
 
 @inlined
 def pattern_of(rank, sign, mask):  # type: ignore[no-untyped-def]
     """The bit pattern of a rank."""
-    if sign and not rank & sign:
-        return ~rank & mask
-    return rank ^ sign
+    return rank ^ (sign if (rank & sign) == sign else mask)
 
 
 @inlined
 def step_code(old, new, sign, mask):  # type: ignore[no-untyped-def]
     """Zigzag of the step between two patterns that differ, less one: 0 is one rank down, 1 one up, 2 two down, ..."""
-    step = (rank_of(new, sign) - rank_of(old, sign)) & mask
-    zigzag = (step << np.uint64(1)) & mask
-    if step > mask >> np.uint64(1):
-        zigzag ^= mask
+    step = (rank_of(new, sign, mask) - rank_of(old, sign, mask)) & mask
+    zigzag = ((step << np.uint64(1)) & mask) ^ (mask if step > mask >> np.uint64(1) else np.uint64(0))
     return zigzag - np.uint64(1)
 
 
@@ -51,10 +45,8 @@ def step_code(old, new, sign, mask):  # type: ignore[no-untyped-def]
 def stepped(old, code, sign, mask):  # type: ignore[no-untyped-def]
     """The pattern that a step's code leads to; `code` must be below `mask`."""
     zigzag = code + np.uint64(1)
-    step = zigzag >> np.uint64(1)
-    if zigzag & np.uint64(1):
-        step ^= mask
-    return pattern_of((rank_of(old, sign) + step) & mask, sign, mask)
+    step = (zigzag >> np.uint64(1)) ^ (mask if zigzag & np.uint64(1) else np.uint64(0))
+    return pattern_of((rank_of(old, sign, mask) + step) & mask, sign, mask)
 
 
 @kernel

@@ -7,13 +7,14 @@ NEON. As in `memory`, nothing here checks bounds, and the plain-Python twins do.
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from weighbridge.storage.codecs.contract import Bytes
-from weighbridge.storage.codecs.kernels.compiler import JIT
+from weighbridge.storage.codecs.kernels.compiler import JIT, inlined
 from weighbridge.storage.codecs.kernels.memory import WORD, address, checked, load_any
 
 SPAN = 512
@@ -22,6 +23,11 @@ SPAN = 512
 _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 64)
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def _host_features() -> set[str]:
+    """What the processor can do, by LLVM's names; numba's cache on disk is kept apart by the same."""
+    return {name for name, there in llvmlite.binding.get_host_cpu_features().items() if there}
 
 
 def _bits(flags: Any) -> np.uint64:
@@ -141,6 +147,47 @@ def _plain_count_bits(word: np.uint64) -> int:
     return int(word).bit_count()
 
 
+@intrinsic
+def _select_bit(typing: Any, word: Any, rank: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        name = "llvm.x86.bmi.pdep.64"
+        deposit = builder.module.globals.get(name)
+        if deposit is None:
+            deposit = ir.Function(builder.module, ir.FunctionType(WORD, [WORD, WORD]), name=name)
+        one = builder.call(deposit, [builder.shl(ir.Constant(WORD, 1), args[1]), args[0]])
+        return builder.cttz(one, ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64, types.int64), codegen
+
+
+@inlined
+def _select_bit_anywhere(word, rank):  # type: ignore[no-untyped-def]
+    for _ in range(rank):
+        word &= word - np.uint64(1)
+    return lowest_bit(word)
+
+
+def _plain_select_bit(word: np.uint64, rank: int) -> int:
+    return [bit for bit in range(64) if (int(word) >> bit) & 1][rank]
+
+
+@intrinsic
+def _find_block(typing: Any, sums: Any, rank: Any) -> Any:
+    lanes = ir.VectorType(ir.IntType(32), SPAN // 64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = load_any(context, builder, signature.args[0], args[0], ir.Constant(WORD, 0), lanes)
+        wanted = _splat(builder, builder.trunc(args[1], ir.IntType(32)), SPAN // 64)
+        below = builder.bitcast(builder.icmp_unsigned("<=", value, wanted), _BYTE)
+        return builder.zext(builder.ctpop(below), WORD)
+
+    return types.int64(sums, types.int64), codegen
+
+
+def _plain_find_block(sums: Any, rank: int) -> int:
+    return int((sums <= rank).sum())
+
+
 lowest_bit: Callable[..., Any] = _lowest_bit if JIT else _plain_lowest_bit
 """lowest_bit(word): the place of the lowest bit that is set; the word is not 0."""
 
@@ -162,3 +209,12 @@ count_class: Callable[..., Any] = _count_class if JIT else _plain_count_class
 
 class_mask: Callable[..., Any] = _class_mask if JIT else _plain_class_mask
 """class_mask(classes, index, wanted): bit j is set where the j-th of the 64 bytes from `index` on is equal to one."""
+
+select_bit: Callable[..., Any] = _plain_select_bit
+"""select_bit(word, rank): the place of the bit that has `rank` set bits below it; there is one."""
+if JIT:
+    has_deposit = "bmi2" in _host_features()
+    select_bit = _select_bit if has_deposit else _select_bit_anywhere
+
+find_block: Callable[..., Any] = _find_block if JIT else _plain_find_block
+"""find_block(sums, rank): how many of the first SPAN / 64 uint32 are at most `rank`."""
