@@ -13,17 +13,14 @@ from weighbridge.flows import names
 DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
 
 
-def test_prefect_yaml_has_the_deployments_that_the_code_makes_by_module_entry_points() -> None:
+def test_prefect_yaml_has_the_hosts_deployment_that_the_code_makes_by_a_module_entry_point() -> None:
     stated = yaml.safe_load((DEPLOYMENTS / "prefect.yaml").read_text())["deployments"]
     found = {}
     for deployment in stated:
         module, _, flow = deployment["entrypoint"].partition(":")
         flow_name = getattr(importlib.import_module(module), flow).name
         found[f"{flow_name}/{deployment['name']}"] = deployment["work_pool"]["name"]
-    assert found == {
-        names.HOST_DEPLOYMENT: names.HOSTS_POOL,
-        names.ROLLOUT_DEPLOYMENT: names.STEWARD_POOL,
-    }
+    assert found == {names.HOST_DEPLOYMENT: names.HOSTS_POOL}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
