@@ -73,7 +73,7 @@ def cut_over(
     engine: Engine,
     *,
     version: int,
-    previous: int,
+    previous: int | None,
     reload: bool,
     deadline_seconds: float,
     on_stage: Callable[[Stage], None] = lambda _: None,
@@ -81,9 +81,10 @@ def cut_over(
 ) -> CutOver:
     """Moves an engine from `previous` to `version`, which stands applied and proven in the spare copy.
 
-    `reload` False (an empty version) changes the number only. Each call to the engine gets what is left of the
-    deadline. Raises CutOverFailed; afterwards either the last good version is served, or the engine stays paused.
-    Resumes at most once, and never on weights that were not proven.
+    `previous` None: what the engine holds is not known, so it is only ever resumed after a load. `reload` False (an
+    empty version) changes the number only. Each call to the engine gets what is left of the deadline. Raises
+    CutOverFailed; afterwards either the last good version is served, or the engine stays paused. Resumes at most once,
+    and never on weights that were not proven.
     """
     return _CutOver(copies, engine, version, previous, deadline_seconds, on_stage, monotonic).run(reload=reload)
 
@@ -94,7 +95,7 @@ class _CutOver:
         copies: Copies,
         engine: Engine,
         version: int,
-        previous: int,
+        previous: int | None,
         deadline_seconds: float,
         on_stage: Callable[[Stage], None],
         monotonic: Callable[[], float],
@@ -143,24 +144,26 @@ class _CutOver:
         try:
             self._timed("pause", lambda seconds: self._engine.pause(seconds=seconds))
         except WeighbridgeError as failure:
-            # The weights are the old ones for certain, so resuming is safe, whether the pause took or not.
-            self._resume(self._previous, after=failure)
-            raise self._failed(
-                f"the engine did not pause: {failure} Nothing was switched; it serves version {self._previous}.",
-                served=self._previous,
-            ) from failure
+            raise self._unchanged(f"the engine did not pause: {failure} Nothing was switched.", failure) from failure
         self._reach(Stage.PAUSED)
 
     def _switch(self) -> None:
         try:
             self._copies.switch()
         except WeighbridgeError as failure:
-            # The engine was told nothing yet, so what it holds is still the old version for certain.
-            self._resume(self._previous, after=failure)
-            raise self._failed(
-                f"the replica could not be switched: {failure} The engine serves version {self._previous}.",
-                served=self._previous,
-            ) from failure
+            raise self._unchanged(f"the replica could not be switched: {failure}", failure) from failure
+
+    def _unchanged(self, what: str, failure: WeighbridgeError) -> CutOverFailed:
+        """Nothing was loaded: resumes what the engine was known to hold, whether the pause took or not, and nothing
+        else."""
+        if self._previous is None:
+            return self._failed(
+                f"{what} What the engine holds is not known, so it was not resumed: restart it on the replica's "
+                "`current` folder, then retry this host.",
+                served=None,
+            )
+        self._resume(self._previous, after=failure)
+        return self._failed(f"{what} The engine serves version {self._previous}.", served=self._previous)
 
     def _load(self, version: int) -> None:
         folder = self._copies.current
@@ -188,8 +191,8 @@ class _CutOver:
         except WeighbridgeError as second:
             self._stage = reached
             raise self._failed(
-                f"the engine failed to load version {self._version} ({failure}) and then the last good copy, version "
-                f"{self._previous} ({second}). It was left paused, since its weights are not known. Both copies on "
+                f"the engine failed to load version {self._version} ({failure}) and then the last good copy "
+                f"({second}). It was left paused, since its weights are not known. Both copies on "
                 "disk are whole: restart the engine on the replica's `current` folder, then retry this host.",
                 served=None,
             ) from second

@@ -67,6 +67,8 @@ class Host:
     """Held by whoever brings this host to a version: one at a time."""
     engine_version: int | None = None
     """What this process knows the engine to serve; None: not known, so it is loaded before anything is believed."""
+    engine_in_doubt: bool = False
+    """Whether a cut over of this process ended without known weights; an engine's own word is then worth nothing."""
     lineage: Lineage = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,8 @@ class Host:
         """Whether the engine is known to serve a version: by its own word where it has one, else by our memory."""
         if self.engine.name == "none":
             return True
+        if self.engine_in_doubt:
+            return False
         said = self.engine.read_version(seconds=self.engine_seconds)
         return version == (self.engine_version if said is None else said)
 
@@ -103,7 +107,7 @@ class HostAttempt:
     def __init__(self, host: Host, version: int) -> None:
         self.host = host
         self.version = version
-        self.attempt = uuid.uuid4().hex[:12]
+        self.attempt = uuid.uuid4().hex
         self.stage = Stage.WAITING
         self.from_version = host.replica.version
         self.seconds: dict[str, float] = {}
@@ -161,24 +165,24 @@ class HostAttempt:
             self.stage = Stage.CANARY
             return 0.0
         copies: Copies = _Standing(host.replica) if standing else host.replica
-        must_reload = standing or bool(self._applied.reload) or not host.engine_is_at(self.from_version)
-        host.engine_version = None  # until the end of what follows nobody knows
+        known = not standing and host.engine_is_at(self.from_version)
+        host.engine_version, host.engine_in_doubt = None, True  # until the end of what follows nobody knows
         try:
             done = cut_over(
                 copies,
                 host.engine,
                 version=self.version,
-                previous=self.from_version,
-                reload=must_reload,
+                previous=self.from_version if known else None,
+                reload=not known or bool(self._applied.reload),
                 deadline_seconds=host.engine_seconds,
                 on_stage=self._reach,
                 monotonic=host.clock.monotonic,
             )
         except CutOverFailed as failure:
-            host.engine_version = failure.served
+            host.engine_version, host.engine_in_doubt = failure.served, failure.served is None
             self.seconds["pause"] = failure.pause_seconds
             raise
-        host.engine_version = done.version
+        host.engine_version, host.engine_in_doubt = done.version, False
         self.seconds.update(done.seconds)
         self.seconds["pause"] = done.pause_seconds
         return done.pause_seconds

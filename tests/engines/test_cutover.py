@@ -74,12 +74,14 @@ class World:
     def probe(self, *, seconds: float) -> None:
         self._call("probe")
 
-    def run(self, *, reload: bool = True, on_stage: Callable[[Stage], None] | None = None) -> CutOver:
+    def run(
+        self, *, reload: bool = True, previous: int | None = 4, on_stage: Callable[[Stage], None] | None = None
+    ) -> CutOver:
         return cut_over(
             self,
             self,
             version=5,
-            previous=4,
+            previous=previous,
             reload=reload,
             deadline_seconds=100.0,
             on_stage=on_stage or self.stages.append,
@@ -147,6 +149,18 @@ def test_a_replica_that_does_not_switch_leaves_the_engine_on_the_old_version() -
         world.run()
     assert world.calls == ["pause", "switch", "resume"]
     assert (caught.value.served, world.loaded) == (4, 4)
+
+
+@pytest.mark.parametrize("verb", ["pause", "switch"])
+def test_an_engine_of_which_nothing_is_known_is_resumed_only_after_a_load(verb: str) -> None:
+    world = World(**{verb: 1})
+    world.loaded = None
+    with pytest.raises(CutOverFailed, match=r"not known, so it was not resumed") as caught:
+        world.run(previous=None)
+    assert caught.value.served is None
+    assert "resume" not in world.calls
+    assert world.run(previous=None).version == 5
+    assert world.calls[-2:] == ["resume", "probe"]
 
 
 def test_a_resume_that_fails_is_not_sent_twice() -> None:
