@@ -5,26 +5,37 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
 from weighbridge.errors import UsageError
 
 PREFIX = "WEIGHBRIDGE_"
+_TOLD_TO_COMMANDS = frozenset({"PATH", "VERSION", "EVENT"})  # what engine commands and hooks find in their environment
 
 
 def default_home() -> Path:
     """Where this machine's own state lives: $XDG_STATE_HOME or ~/.local/state, by machine."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return state / "weighbridge" / platform.node()  # homes are shared on clusters; a server is one machine's
+
+
+def _split(value: object) -> object:
+    """Names as an environment variable or an option gives them: with commas between."""
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -41,16 +52,18 @@ class Settings(BaseSettings):
     store: str | None = None
     base: Path | None = None
     run: str | None = None
-    hosts: tuple[str, ...] = ()
+    hosts: Names = ()
     aliases: dict[str, str] = Field(default_factory=dict)
-    unchanged: tuple[str, ...] = ()
+    unchanged: Names = ()
     digest: Literal["xxh3-128", "blake3"] = "xxh3-128"
     policy: Literal["all", "best-effort"] | float = "all"
     sync_deadline: float = Field(default=600.0, gt=0)
     shard_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
     threads: int = Field(default=0, ge=0)
     spool: Path | None = None
-    home: Path = Field(default_factory=default_home)
+    home: Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())] = Field(
+        default_factory=default_home
+    )
     # a host's own
     name: str | None = None
     replica: Path | None = None
@@ -112,7 +125,9 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
     unknown = [
         name
         for name in os.environ
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in Settings.model_fields
+        if name.startswith(PREFIX)
+        and name.removeprefix(PREFIX).lower() not in Settings.model_fields
+        and name.removeprefix(PREFIX) not in _TOLD_TO_COMMANDS
     ]
     if unknown:
         raise UsageError(f"no such setting: {', '.join(sorted(unknown))}. Nothing was started.")
@@ -121,3 +136,5 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
         raise UsageError(f"settings that cannot be right: {faults}. Nothing was started.") from error
+    except (SettingsError, ValueError) as error:  # a variable that is no JSON, a file that is no TOML
+        raise UsageError(f"settings that cannot be read: {error}. Nothing was started.") from error

@@ -70,7 +70,7 @@ class WeightSync:
         hosts: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        given = {"store": str(store) if store else None, "base": base, "hosts": tuple(hosts) or None, **settings}
+        given = {"store": str(store) if store else None, "base": base, "hosts": hosts or None, **settings}
         self._settings: Settings = load_settings(given)
         if self._settings.store is None or self._settings.base is None:
             raise UsageError("WeightSync needs a store and a base checkpoint. Nothing was started.")
@@ -89,7 +89,7 @@ class WeightSync:
         when no PREFECT_API_URL is set, and seeds and proves every host's replica. Raises SyncIncomplete when fewer
         hosts made it than the policy asks for.
         """
-        publisher = self._open()
+        publisher = self._at_rest()
         publisher.take_over()
         warm_kernels()
         if self._settings.hosts:
@@ -173,10 +173,14 @@ class WeightSync:
             )
         return self._publisher
 
-    def _push(self, source: Source, labels: Mapping[str, Label]) -> PendingPush:
-        publisher = self._open()
+    def _at_rest(self) -> Publisher:
+        """The publisher, once the push before has settled whether its version stands."""
         if self._under_way is not None:
             self._under_way.settled.wait()
+        return self._open()
+
+    def _push(self, source: Source, labels: Mapping[str, Label]) -> PendingPush:
+        publisher = self._at_rest()
         started = time.perf_counter()
         feed = Feed(in_flight=self._settings.encode_threads + 1)
         publication = Publication(publisher, publisher.begin(), feed, labels, self._settings.encode_threads)

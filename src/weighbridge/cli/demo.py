@@ -53,9 +53,8 @@ def demo(
         home = result.folder / "home"
         _aloud(f"UI: {result.ui_url}   (up, with the hosts, for a look)")
         _aloud(f"try: weighbridge log --store {result.folder / 'store'}")
-        _aloud(
-            f"end: pkill -f {result.folder} ; WEIGHBRIDGE_HOME={home} weighbridge server stop; rm -r {result.folder}"
-        )
+        hosts = " ".join(map(str, result.pids))
+        _aloud(f"end: kill {hosts}; WEIGHBRIDGE_HOME={home} weighbridge server stop; rm -r {result.folder}")
     elif not json:
         print_line("The UI went with the server; `weighbridge demo --keep` leaves it up.")
 

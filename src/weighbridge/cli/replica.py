@@ -55,6 +55,8 @@ def pull(
             scrub=scrub,
             copies=settings.copies,
             durability=settings.durability,
+            lock_seconds=settings.lock_deadline,
+            threads=settings.encode_threads,
             on_progress=on_progress,
         )
     if json:
@@ -86,7 +88,7 @@ def verify(target: str, *, store: Store = None, json: Json = False) -> None:
         return
     if not Path(target).is_dir():
         raise UsageError(f"{target} is neither a version's number nor a folder. Nothing was read.")
-    report = verify_folder(Path(target), lineage, threads=settings.encode_threads)
+    report = verify_folder(Path(target), lineage, threads=settings.encode_threads, lock_seconds=settings.lock_deadline)
     _say(report, json=json)
     report.demand()
 

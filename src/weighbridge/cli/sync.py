@@ -32,12 +32,11 @@ def sync(
     policy
         Which hosts must make it: all, best-effort, or a share such as 0.5.
     """
-    names = tuple(name for name in hosts.split(",") if name) if hosts else None
-    settings = settings_of(("store", "base"), store=store, base=base, hosts=names, run=run, policy=policy)
-    logs.to_stderr(json_lines=log_json)
+    settings = settings_of(("store", "base"), store=store, base=base, hosts=hosts, run=run, policy=policy)
+    logs.to_stderr(json_lines=log_json or settings.log_json)
     from weighbridge.weight_sync import WeightSync
 
-    given = {"run": settings.run, "policy": settings.policy, "log_json": log_json}
+    given = {"run": settings.run, "policy": settings.policy}
     with WeightSync(settings.store, settings.base, settings.hosts, **given) as front:
         result = front.push(checkpoint, labels=_labels(label), wait=True)
     if json:

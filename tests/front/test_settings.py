@@ -1,0 +1,50 @@
+"""Where settings come from, and how what cannot be right is told: as one error, never as a traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from weighbridge.errors import UsageError
+from weighbridge.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_names_in_the_environment_are_told_apart_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEIGHBRIDGE_HOSTS", "rollout-0, rollout-1")
+    assert load_settings({}).hosts == ("rollout-0", "rollout-1")
+    assert load_settings({"hosts": ["a"]}).hosts == ("a",)
+
+
+def test_a_relative_home_is_one_place_whatever_folder_a_server_runs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIGHBRIDGE_HOME", "here")
+    assert load_settings({}).home == tmp_path / "here"
+
+
+def test_a_command_that_an_engine_runs_may_be_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEIGHBRIDGE_PATH", "/replica/current")
+    monkeypatch.setenv("WEIGHBRIDGE_VERSION", "7")
+    assert load_settings({}).engine == "none"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("ALIASES", "no JSON"), ("THREADS", "many"), ("NONSENSE", "1"), ("POLICY", "1.5")]
+)
+def test_a_variable_that_cannot_be_right_is_a_usage_error(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"WEIGHBRIDGE_{variable}", value)
+    with pytest.raises(UsageError, match=r"(?i)nothing was started"):
+        load_settings({})
+
+
+@pytest.mark.parametrize("text", ["store = [", "nonsense = 1"])
+def test_a_file_that_cannot_be_right_is_a_usage_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "weighbridge.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"(?i)nothing was started"):
+        load_settings({})
