@@ -113,8 +113,10 @@ class Lineage:
             names = [n for n in self.store.folders("versions") if n.isascii() and n.isdigit()]
             # Folders above the head are attempts under way, or dead: walk down to one that was committed.
             self._head = next((v for v in sorted(map(int, names), reverse=True) if self.is_committed(v)), -1)
-        while self.is_committed(self._head + 1):
-            self._head += 1
+        head = self._head
+        while self.is_committed(head + 1):
+            head += 1
+        self._head = max(self._head, head)  # another thread may have looked further meanwhile
         return self._head
 
     def is_committed(self, version: int) -> bool:
