@@ -38,6 +38,9 @@ class _Opened:
     threads: ThreadPoolExecutor
 
 
+_inherited: list[_Opened] = []
+
+
 class FsspecStore(Store):
     """Objects under a URL of fsspec's. Options and credentials come from fsspec's configuration and the client's chain.
 
@@ -159,7 +162,10 @@ class FsspecStore(Store):
 
     def _open(self) -> _Opened:
         with self._lock:
-            if self._opened is None or self._opened.pid != os.getpid():
+            if self._opened is not None and self._opened.pid != os.getpid():
+                _inherited.append(self._opened)  # letting it go here would disturb the parent's connections
+                self._opened = None
+            if self._opened is None:
                 client, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)
                 threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
                 self._opened = _Opened(os.getpid(), client, root.rstrip("/"), threads)

@@ -1,6 +1,7 @@
 """What all stores behind a network client share: a client made lazily in the process that uses it, a deadline round
 every call, credentials renewed once, errors in this house's words. Must not know any provider."""
 
+import os
 import threading
 import weakref
 from abc import abstractmethod
@@ -8,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit
 from weighbridge.storage.backoff import Backoff
@@ -42,6 +43,13 @@ class Connection(Generic[C]):
 
     background: BackgroundLoop
     client: C
+
+
+# A forked child that let go of its parent's client would take its sockets out of the parent's epoll, which both share,
+# and the parent's next request would wait for nothing. So a child keeps what it inherits, and never uses it.
+_live: "weakref.WeakSet[Connection[Any]]" = weakref.WeakSet()
+_inherited: list[Connection[Any]] = []
+os.register_at_fork(after_in_child=lambda: _inherited.extend(_live))
 
 
 class RemoteStore(Store, Generic[C]):
@@ -150,6 +158,7 @@ class RemoteStore(Store, Generic[C]):
                     raise
                 current = Connection(background, client)
                 weakref.finalize(current, background.stop, partial(self._disconnect, client))
+                _live.add(current)
                 self._connection = current
             return current
 

@@ -1,11 +1,11 @@
-"""Servers shared by the tests of this folder: started at the first use, ended with the session."""
+"""Servers shared by the tests of this folder: started at the first use, with one bucket, ended with the session."""
 
 import importlib.util
 import os
 from collections.abc import Iterator
 
 import pytest
-from tests.stores.servers import Server, fake_gcs, seaweedfs
+from tests.stores.servers import BUCKET, Server, fake_gcs, seaweedfs
 
 collect_ignore_glob = [] if importlib.util.find_spec("boto3") else ["test_*.py"]  # the group `stores` is not installed
 
@@ -13,12 +13,18 @@ collect_ignore_glob = [] if importlib.util.find_spec("boto3") else ["test_*.py"]
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Server]:
     with seaweedfs() as server, environment(server):
+        from tests.stores.raw import S3Raw
+
+        S3Raw(BUCKET, "").client.create_bucket(Bucket=BUCKET)
         yield server
 
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[Server]:
     with fake_gcs() as server, environment(server):
+        from tests.stores.raw import GCSRaw
+
+        GCSRaw(server.url, BUCKET, "").make_bucket()
         yield server
 
 

@@ -18,6 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+BUCKET = "weighbridge-test"
+"""One for all tests: SeaweedFS gives every bucket volumes of its own, and a small disk has room for few."""
+
 ACCESS_KEY = "weighbridge-test"
 SECRET_KEY = "weighbridge-test-secret"  # of a server that lives for one test run, on loopback
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.contract.store_tests import StoreTests
-from tests.faults.proxy import FaultProxy, Rule
+from tests.faults.proxy import Action, FaultProxy, Rule
 from tests.stores.raw import GCSRaw
-from tests.stores.servers import Server
+from tests.stores.servers import BUCKET, Server
 
 from weighbridge.errors import ObjectExists, StoreError, StoreRefused
 from weighbridge.storage.clock import SystemClock
@@ -22,14 +22,7 @@ from weighbridge.storage.stores import Profile, Store, open_store
 
 pytestmark = pytest.mark.stores
 
-BUCKET = "weighbridge-test"
 ALWAYS = 10**6
-
-
-@pytest.fixture(scope="module")
-def server(gcs_server: Server) -> Server:
-    GCSRaw(gcs_server.url, BUCKET, "").make_bucket()
-    return gcs_server
 
 
 @pytest.fixture
@@ -38,18 +31,18 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def store(server: Server, prefix: str) -> Store:
+def store(gcs_server: Server, prefix: str) -> Store:
     return open_store(f"gs://{BUCKET}/{prefix}")
 
 
 @pytest.fixture
-def raw(server: Server, prefix: str) -> GCSRaw:
-    return GCSRaw(server.url, BUCKET, prefix)
+def raw(gcs_server: Server, prefix: str) -> GCSRaw:
+    return GCSRaw(gcs_server.url, BUCKET, prefix)
 
 
 @pytest.fixture(scope="module")
-def proxy(server: Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(server.url)
+def proxy(gcs_server: Server) -> Iterator[FaultProxy]:
+    proxy = FaultProxy(gcs_server.url)
     yield proxy
     proxy.stop()
 
@@ -92,7 +85,7 @@ def test_a_token_that_expired_is_renewed_once_within_the_call(
     assert len(proxy.seen) == 2
 
 
-def test_a_missing_bucket_is_one_clear_error(server: Server, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_one_clear_error(gcs_server: Server, tmp_path: Path) -> None:
     store = open_store("gs://no-such-bucket/run")
     (tmp_path / "shard").write_bytes(b"x" * (6 << 20))
     for call in (
@@ -141,6 +134,18 @@ def test_no_call_outlives_its_deadline_on_a_silent_server(tmp_path: Path) -> Non
 
         with ThreadPoolExecutor(len(calls)) as pool:
             assert max(pool.map(timed, calls)) < 15.0
+
+
+@pytest.mark.parametrize(("action", "sent"), [("lose", 3), ("reset", 4)])
+def test_an_upload_goes_on_where_the_store_says(
+    through: Store, proxy: FaultProxy, raw: GCSRaw, tmp_path: Path, action: Action, sent: int
+) -> None:
+    data = os.urandom(17 << 20)
+    (tmp_path / "shard").write_bytes(data)
+    proxy.script(Rule(action, method="PUT", skip=2))
+    through.put_file("a", tmp_path / "shard")
+    assert len([1 for method, _, _ in proxy.seen if method == "PUT"]) >= sent
+    assert raw.get("a") == data
 
 
 def test_a_failed_upload_leaves_no_object(through: Store, proxy: FaultProxy, raw: GCSRaw, tmp_path: Path) -> None:

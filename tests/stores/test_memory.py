@@ -7,12 +7,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tests.stores.raw import GCSRaw, S3Raw
-from tests.stores.servers import Server
+from tests.stores.servers import BUCKET, Server
 
 pytestmark = pytest.mark.stores
 
-BUCKET = "weighbridge-memory"
 SHARD_BYTES = 224 << 20
 ALLOWED_BYTES = 200 << 20
 
@@ -35,12 +33,10 @@ def growth(url: str, shard: Path) -> tuple[int, int]:
 
 
 def test_s3_stays_small(s3_server: Server, shard: Path) -> None:
-    S3Raw(BUCKET, "").client.create_bucket(Bucket=BUCKET)
     uploading, both = growth(f"s3://{BUCKET}/{uuid.uuid4().hex}", shard)
     assert 0 < uploading <= both < ALLOWED_BYTES
 
 
 def test_gcs_stays_small(gcs_server: Server, shard: Path) -> None:
-    GCSRaw(gcs_server.url, BUCKET, "").make_bucket()
     uploading, both = growth(f"gs://{BUCKET}/{uuid.uuid4().hex}", shard)
     assert 0 < uploading <= both < ALLOWED_BYTES

@@ -10,13 +10,11 @@ import pytest
 from tests.faults.proxy import ACTIONS, Action, FaultProxy, Rule
 from tests.stores.faulty_bridge import SHARDS, Bridge
 from tests.stores.raw import GCSRaw, S3Raw
-from tests.stores.servers import Server
+from tests.stores.servers import BUCKET, Server
 
 from weighbridge.storage.stores import Profile, Store, open_store
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(120)]
-
-BUCKET = "weighbridge-faults"
 
 S3_REQUESTS = {
     "shard in one request": Rule("reset", method="PUT", target="*abc-00000*"),
@@ -62,19 +60,17 @@ def patient(proxy: FaultProxy) -> Profile:
 
 @pytest.fixture(scope="module")
 def s3(s3_server: Server) -> Iterator[Line]:
-    raw = S3Raw(BUCKET, "runs")
-    raw.client.create_bucket(Bucket=BUCKET)
+    raw = S3Raw(BUCKET, "faults")
     proxy = FaultProxy(s3_server.url)
-    yield Line(open_store(f"s3://{BUCKET}/runs", profile=patient(proxy)), proxy, raw)
+    yield Line(open_store(f"s3://{BUCKET}/faults", profile=patient(proxy)), proxy, raw)
     proxy.stop()
 
 
 @pytest.fixture(scope="module")
 def gcs(gcs_server: Server) -> Iterator[Line]:
-    raw = GCSRaw(gcs_server.url, BUCKET, "runs")
-    raw.make_bucket()
+    raw = GCSRaw(gcs_server.url, BUCKET, "faults")
     proxy = FaultProxy(gcs_server.url)
-    yield Line(open_store(f"gs://{BUCKET}/runs", profile=patient(proxy)), proxy, raw)
+    yield Line(open_store(f"gs://{BUCKET}/faults", profile=patient(proxy)), proxy, raw)
     proxy.stop()
 
 

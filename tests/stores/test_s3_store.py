@@ -15,7 +15,7 @@ import pytest
 from tests.contract.store_tests import StoreTests
 from tests.faults.proxy import FaultProxy, Rule
 from tests.stores.raw import S3Raw
-from tests.stores.servers import ACCESS_KEY, SECRET_KEY, Server, juicefs_gateway
+from tests.stores.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server, juicefs_gateway
 
 from weighbridge.errors import ObjectExists, StoreError, StoreRefused, StoreUnfit
 from weighbridge.storage.clock import SystemClock
@@ -28,13 +28,11 @@ from weighbridge.values import ShardInfo
 
 pytestmark = pytest.mark.stores
 
-BUCKET = "weighbridge-test"
 ALWAYS = 10**6
 
 
 @pytest.fixture(scope="module")
 def bucket(s3_server: Server) -> str:
-    S3Raw(BUCKET, "").client.create_bucket(Bucket=BUCKET)
     return BUCKET
 
 
@@ -259,6 +257,27 @@ def test_a_failed_upload_leaves_nothing_unfinished(
     assert raw.keys() == []
 
 
+def test_an_upload_whose_last_reply_is_lost_is_not_sent_again(
+    through: Store, proxy: FaultProxy, raw: S3Raw, tmp_path: Path
+) -> None:
+    data = os.urandom(17 << 20)
+    (tmp_path / "shard").write_bytes(data)
+    proxy.script(Rule("lose", method="POST", target="*uploadId=*"))
+    through.put_file("a", tmp_path / "shard")
+    assert sum("partNumber" in target for _, target, _ in proxy.seen) == 3
+    assert raw.get("a") == data
+    assert list(through.unfinished()) == []
+
+
+def test_a_part_that_fails_is_sent_again_alone(through: Store, proxy: FaultProxy, raw: S3Raw, tmp_path: Path) -> None:
+    data = os.urandom(17 << 20)
+    (tmp_path / "shard").write_bytes(data)
+    proxy.script(Rule("status", target="*partNumber=2*", status=400, times=2))
+    through.put_file("a", tmp_path / "shard")
+    assert sum("partNumber" in target for _, target, _ in proxy.seen) == 5
+    assert raw.get("a") == data
+
+
 def test_a_version_of_twenty_shards_is_downloaded_once_by_each_of_four_hosts(
     through: Store, proxy: FaultProxy, raw: S3Raw, tmp_path: Path
 ) -> None:
@@ -307,7 +326,9 @@ def test_a_forked_child_opens_a_connection_of_its_own(store: Store, raw: S3Raw) 
     with open(reading, "rb") as answer:
         assert answer.read() == b"x"
     os.waitpid(child, 0)
+    began = time.monotonic()
     assert store.get("a") == b"x"
+    assert time.monotonic() - began < 5.0, "the child must leave its parent's connections alone"
 
 
 def test_a_store_that_is_dropped_ends_its_thread(bucket: str) -> None:

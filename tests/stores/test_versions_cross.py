@@ -10,8 +10,7 @@ import pytest
 from tests.checkpoints import trained
 from tests.faults.proxy import ACTIONS, Action, FaultProxy, Rule
 from tests.storage.publishing import Run, assert_sound, bytes_of, push
-from tests.stores.raw import S3Raw
-from tests.stores.servers import Server
+from tests.stores.servers import BUCKET, Server
 
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import SystemClock
@@ -22,13 +21,11 @@ from weighbridge.storage.stores import Profile, open_store
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(180)]
 
-BUCKET = "weighbridge-versions"
 VERSIONS = 3
 
 
 @pytest.fixture(scope="module")
 def proxy(s3_server: Server) -> Iterator[FaultProxy]:
-    S3Raw(BUCKET, "").client.create_bucket(Bucket=BUCKET)
     proxy = FaultProxy(s3_server.url)
     yield proxy
     proxy.stop()
@@ -73,4 +70,4 @@ def test_versions_cross_and_nothing_stays_behind(proxy: FaultProxy, tmp_path: Pa
 
 
 def impatient(proxy: FaultProxy) -> Profile:
-    return Profile(endpoint_url=proxy.url, call_seconds=2.0)
+    return Profile(endpoint_url=proxy.url, call_seconds=4.0)
