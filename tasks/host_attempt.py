@@ -162,6 +162,8 @@ class HostAttempt:
         host = self.host
         standing = self._applied is None
         if standing and host.engine_is_at(self.version):
+            self.stage = Stage.RESUMED
+            host.engine.probe(seconds=host.engine_seconds)  # an attempt before this one may have failed at its canary
             self.stage = Stage.CANARY
             return 0.0
         copies: Copies = _Standing(host.replica) if standing else host.replica

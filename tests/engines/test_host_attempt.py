@@ -13,7 +13,7 @@ from weighbridge.tasks.host_attempt import Host, HostAttempt
 
 
 class Engine(NoEngine):
-    """Notes its calls. `broken` makes every load fail; its number stays."""
+    """Notes its calls. `broken` makes every load fail, its number stays; `sick` fails every canary."""
 
     name = "world"
 
@@ -21,6 +21,7 @@ class Engine(NoEngine):
         self.calls: list[str] = []
         self.number: int | None = None
         self.broken = False
+        self.sick = False
 
     def reload(self, folder: Path, version: int, *, seconds: float) -> None:
         self.calls.append(f"reload {version}")
@@ -35,6 +36,10 @@ class Engine(NoEngine):
 
     def resume(self, *, seconds: float) -> None:
         self.calls.append("resume")
+
+    def probe(self, *, seconds: float) -> None:
+        if self.sick:
+            raise EngineError("no answer.")
 
 
 class Replica:
@@ -73,3 +78,15 @@ def test_an_engine_that_was_left_paused_is_loaded_again_whatever_number_it_names
     HostAttempt(host, 4).cut_over()
     assert engine.calls == ["reload 4", "resume"]
     assert host.engine_is_at(4)
+
+
+def test_a_canary_that_failed_is_asked_again_before_the_version_counts_as_served(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.sick = True
+    host = Host("a", "run", open_store(str(tmp_path)), Replica(), engine)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"no answer"):
+            HostAttempt(host, 4).cut_over()
+    engine.sick = False
+    HostAttempt(host, 4).cut_over()
+    assert engine.calls == ["reload 4", "resume"]
