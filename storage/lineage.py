@@ -150,8 +150,3 @@ class Lineage:
                 )
             yield manifest
             parent = manifest
-
-
-def read_run(store: Store) -> RunInfo:
-    """The run that claimed a root. Raises LineageError when nobody did."""
-    return Lineage(store).run

@@ -13,7 +13,7 @@ from tests.storage.manifests import some_base, some_manifest
 
 from weighbridge.errors import LineageError, ManifestCorrupt, StoreError, VersionUnknown
 from weighbridge.storage import lineage as module
-from weighbridge.storage.lineage import RUN_KEY, Lineage, RunInfo, parse_run, read_run
+from weighbridge.storage.lineage import RUN_KEY, Lineage, RunInfo, parse_run
 from weighbridge.storage.manifest import manifest_key, to_bytes, version_folder
 from weighbridge.storage.stores import Store, open_store
 from weighbridge.values import Manifest
@@ -108,14 +108,14 @@ def test_every_truncation_of_run_json_is_refused() -> None:
 
 def test_a_root_that_nobody_claimed_says_so(store: Store) -> None:
     with pytest.raises(LineageError, match="holds no run"):
-        read_run(store)
+        _ = Lineage(store).run
 
 
 def test_the_run_of_a_root_is_read_once(store: Store) -> None:
     chain_of(store, 0)
     faulty = FaultyStore(store)
     lineage = Lineage(faulty)
-    assert lineage.run == lineage.run == read_run(store) == RUN
+    assert lineage.run == lineage.run == RUN
     assert faulty.calls == [("get", RUN_KEY)]
 
 
