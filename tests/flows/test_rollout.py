@@ -180,21 +180,25 @@ def test_a_cancel_takes_effect_between_steps_and_leaves_the_engine_alone(
 def test_waiting_runs_coalesce_to_the_newest_and_older_ones_end_superseded(
     client: SyncPrefectClient, run: SmallRun, local_host: Make
 ) -> None:
-    host = local_host()
-    versions = [run.push().version for _ in range(3)]
-    ids = {str(v): dispatch(client, run=run.run_id, version=v, hosts=[host.name])[host.name] for v in versions}
-    host.start()
+    host, held = local_host(), []
+    host.wrap = lambda replica: held.append(Held(replica)) or held[0]  # type: ignore[func-returns-value]
+    host.start().wait_ready()
+    until(lambda: "probe" in host.engine.calls, what="the first load")
+    ids = {}
+    for turn in range(4):
+        version = run.push().version
+        ids[str(version)] = dispatch(client, run=run.run_id, version=version, hosts=[host.name])[host.name]
+        if turn == 0:
+            assert held[0].entered.wait(60)
+    held[0].go.set()
     ended = follow(client, ids, deadline_seconds=60)
-    assert [ended[str(v)].state.name for v in versions if ended[str(v)].state] == [
-        "Superseded",
-        "Superseded",
-        "Completed",
-    ]
+    assert [ended[str(v)].state_name for v in (1, 2, 3, 4)] == ["Completed", "Superseded", "Superseded", "Completed"]
     assert all(found.state is not None and found.state.is_completed() for found in ended.values())
-    assert [call for call in host.engine.calls if call.startswith("reload")] == [f"reload {versions[-1]}"]
+    assert [call for call in host.engine.calls if call.startswith("reload")] == ["reload 0", "reload 1", "reload 4"]
     by_version = {r.version: r for r in read_records(run.store, host=host.name)}
-    assert [by_version[v].outcome for v in versions] == ["superseded", "superseded", "served"]
-    assert by_version[versions[0]].from_version == versions[-1]
+    assert [by_version[v].outcome for v in (1, 2, 3, 4)] == ["served", "superseded", "superseded", "served"]
+    assert by_version[2].from_version == 4
+    assert run.is_held_by(host.current)
 
 
 def test_asking_twice_asks_for_one_run_and_a_failed_one_runs_again(
