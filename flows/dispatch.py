@@ -3,6 +3,7 @@ that is for the hosts' records."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -12,7 +13,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Pending
@@ -42,7 +43,7 @@ def dispatch(client: SyncPrefectClient, *, run: str, version: int, hosts: Sequen
 
 
 def _ask(client: SyncPrefectClient, *, run: str, version: int, host: str) -> UUID:
-    wanted = {
+    wanted: dict[str, Any] = {
         "parameters": {"run": run, "version": version, "host": host},
         "name": f"v{version} on {host}",
         "tags": [names.run_tag(run), names.version_tag(version), names.host_tag(host)],
@@ -81,10 +82,12 @@ def ask_again(client: SyncPrefectClient, flow_run: FlowRun) -> None:
 
     Raises OrchestrationError when Prefect refuses.
     """
-    answer = client.set_flow_run_state(flow_run.id, AwaitingRetry(message="Asked for again"))
-    if not answer.state.is_scheduled():
+    wanted: State[Any] = AwaitingRetry(message="Asked for again")
+    given = client.set_flow_run_state(flow_run.id, wanted).state
+    if given is None or not given.is_scheduled():
+        is_now = given.name if given is not None else "not known"
         raise OrchestrationError(
-            f"Prefect did not schedule {flow_run.name!r} again; it is {answer.state.name}. Nothing was changed."
+            f"Prefect did not schedule {flow_run.name!r} again; it is {is_now}. Nothing was changed."
         )
 
 

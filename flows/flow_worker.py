@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from typing import Any, ClassVar
+from typing import Any
 from uuid import UUID
 
 import anyio.abc
@@ -50,7 +50,7 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
     type = names.POOL_TYPE
     job_configuration = InProcess
     job_configuration_variables = BaseVariables
-    _description: ClassVar[str] = "Runs weighbridge's flows inside a warm process on the machine they are about."
+    _description = "Runs weighbridge's flows inside a warm process on the machine they are about."
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,7 +26,7 @@ log = structlog.get_logger("weighbridge.worker")
 _REPORT_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 1.0
-_WAITS = {"first_seconds": 0.5, "most_seconds": 15.0}
+_RECONNECT = partial(Backoff, first_seconds=0.5, most_seconds=15.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,14 @@ class Work:
 async def keep_working(work: Work, *, home: Path | None, poll_seconds: float, stop: threading.Event) -> None:
     """Works until `stop` is set, then ends after the runs under way. Starts the embedded server at the first look only:
     one that somebody stopped stays stopped."""
-    waits, start = Backoff(**_WAITS).waits(), True
+    waits, start = _RECONNECT().waits(), True
     while not stop.is_set():
         try:
             api_url = await asyncio.to_thread(find_api, home, start=start)
             with connected(api_url) as client:
                 await asyncio.to_thread(work.prepare, client)
                 work.tell(True)
-                waits = Backoff(**_WAITS).waits()
+                waits = _RECONNECT().waits()
                 await _work(work, api_url, poll_seconds=poll_seconds, stop=stop)
         except* (WeighbridgeError, *UNREACHABLE) as failures:
             log.warning("no Prefect server for now; will look again", queue=work.queue, error=_first(failures))
@@ -96,7 +97,7 @@ async def _end(services: Iterable[asyncio.Task[None]]) -> None:
 
 async def _listen(worker: FlowWorker) -> None:
     """Events make a run start sooner; without them the polls find it. So their loss is never the worker's."""
-    waits = Backoff(**_WAITS).waits()
+    waits = _RECONNECT().waits()
     while True:
         try:
             await worker.listen()

@@ -5,7 +5,7 @@ import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -44,7 +44,7 @@ def end(target: ProcessMark, *, first: signal.Signals = signal.SIGTERM, grace_se
     process = target.process()
     if process is None:
         return False
-    family = _tolerant(lambda: process.children(recursive=True), [])
+    family: list[Any] = _tolerant(lambda: process.children(recursive=True), [])
     _tolerant(lambda: process.send_signal(first), None)
     try:
         process.wait(grace_seconds)

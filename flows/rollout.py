@@ -109,7 +109,7 @@ def write_missed(
                 run_id=run,
                 host=host,
                 version=version,
-                attempt=uuid.uuid4().hex[:12],
+                attempt=uuid.uuid4().hex,
                 outcome=MISSED,
                 stage="waiting",
                 from_version=-1,

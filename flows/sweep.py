@@ -2,6 +2,7 @@
 its own queue; only runs that nobody executes, which the replica's lock guarantees. Must not know how a sync works."""
 
 from collections.abc import Set as AbstractSet
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -14,7 +15,7 @@ from prefect.client.schemas.filters import (
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.states import AwaitingRetry, Cancelled
 
 log = structlog.get_logger("weighbridge.worker")
@@ -40,6 +41,7 @@ def sweep(client: SyncPrefectClient, *, pool: str, queue: str, running: Abstract
     for flow_run in left:
         if flow_run.id in running or flow_run.state is None:
             continue
+        state: State[Any]
         if flow_run.state.is_cancelling():
             state = Cancelled(message="Cancelled; the process that ran it had ended.")
         else:

@@ -4,11 +4,13 @@ the trainer is told what really happened: the commit and the hosts' records say 
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 from prefect import Flow, flow
 from prefect.client.schemas.objects import State
+from prefect.exceptions import PrefectException
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from weighbridge.errors import OrchestrationError, WeighbridgeError
+from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
 from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import using_store
@@ -85,18 +87,26 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
     hosts = list(options.hosts)
     try:
         with using_store(run, store):
-            rollout(run, version, hosts, options.required, options.deadline_seconds, return_state=True)
+            state: State[Any] = rollout(
+                run, version, hosts, options.required, options.deadline_seconds, return_state=True
+            )
     except UNREACHABLE as lost:
-        raise OrchestrationError(
-            f"Prefect was lost while version {version} was rolled out: {lost} The version stands, and hosts follow the "
-            f"store by themselves; `weighbridge status` shows them, `weighbridge retry {version}` asks again."
-        ) from lost
+        raise _unfinished(version, str(lost)) from lost
+    if not (state.is_completed() or state.name == names.PARTIAL):
+        raise _unfinished(version, f"it ended {state.name}: {state.message}")
     return SyncOutcome(*hosts_outcome(store, version=version, hosts=hosts))
 
 
 def _threaded(publication: Handle[Publication]) -> Flow[..., Any]:
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2 * publication.value.threads)
     return publish.with_options(task_runner=runner)  # type: ignore[arg-type] # Prefect's own runner, by its own types
+
+
+def _unfinished(version: int, trouble: str) -> OrchestrationError:
+    return OrchestrationError(
+        f"version {version} is committed and stands, but its rollout did not run to its end: {trouble} Hosts follow "
+        f"the store by themselves: see `weighbridge status`; `weighbridge retry {version}` asks them again."
+    )
 
 
 def _verdict(publication: Publication, trouble: str) -> BaseException:
@@ -106,11 +116,8 @@ def _verdict(publication: Publication, trouble: str) -> BaseException:
         failure = failure.__cause__
     version = publication.attempt.version
     if publication.manifest is not None:
-        return OrchestrationError(
-            f"version {version} is committed and stands, but Prefect was lost while it was rolled out: {trouble} Hosts "
-            f"follow the store by themselves: see `weighbridge status`; `weighbridge retry {version}` asks them again."
-        )
-    if isinstance(failure, WeighbridgeError) or (failure is not None and not isinstance(failure, UNREACHABLE)):
+        return _unfinished(version, trouble)
+    if failure is not None and not isinstance(failure, (httpx.HTTPError, PrefectException)):
         return failure
     return OrchestrationError(
         f"version {version} was not published, for Prefect was lost: {trouble} Nothing of it is visible; push again "

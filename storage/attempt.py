@@ -60,6 +60,7 @@ class Attempt:
         *,
         store: Store,
         snapshot: Snapshot,
+        aliases: Mapping[str, str],
         writer: str,
         spool: Path,
         disk: Disk,
@@ -69,6 +70,7 @@ class Attempt:
         self.commit_id = uuid.uuid4().hex
         self._store = store
         self._snapshot = snapshot
+        self._aliases = aliases
         self._writer = writer
         self._spool = spool
         self._disk = disk
@@ -190,7 +192,7 @@ class Attempt:
             shards=tuple(s.info for s in carried if s.info is not None),
             rows=rows,
             labels=labels,
-            aliases=parent.aliases,
+            aliases=self._aliases,
         )
 
     def discard(self, *, uploaded: bool) -> None:

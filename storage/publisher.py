@@ -7,11 +7,19 @@ from pathlib import Path
 
 import structlog
 
-from weighbridge.errors import CommitConflict, DigestMismatch, ManifestCorrupt, StoreRefused, WriterOvertaken
+from weighbridge.errors import (
+    CheckpointError,
+    CommitConflict,
+    DigestMismatch,
+    ManifestCorrupt,
+    StoreRefused,
+    WriterOvertaken,
+)
 from weighbridge.storage.attempt import Attempt, Snapshot
 from weighbridge.storage.checkpoint import Checkpoint
 from weighbridge.storage.claim import claim
 from weighbridge.storage.clock import Clock
+from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
 from weighbridge.storage.manifest import manifest_key, shard_key
@@ -40,6 +48,7 @@ class Publisher:
         store: Store,
         lineage: Lineage,
         snapshot: Snapshot,
+        aliases: Mapping[str, str],
         writer: str,
         spool: Path,
         disk: Disk,
@@ -50,6 +59,7 @@ class Publisher:
         self.lineage = lineage
         self.writer = writer
         self._snapshot = snapshot
+        self._aliases = aliases
         self._spool = spool
         self._disk = disk
         self._clock = clock
@@ -76,8 +86,8 @@ class Publisher:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Tied tensors, as version 0 recorded them."""
-        return self.lineage.manifest(0).aliases
+        """Tied tensors, as the newest version records them, and those given since."""
+        return {**self._snapshot.manifest.aliases, **self._aliases}
 
     def begin(self) -> Attempt:
         """Opens an attempt at the next version, once nothing of an earlier one is in doubt.
@@ -103,6 +113,7 @@ class Publisher:
         return Attempt(
             store=self.store,
             snapshot=self._snapshot,
+            aliases=self.aliases,
             writer=self.writer,
             spool=self._spool,
             disk=self._disk,
@@ -260,11 +271,17 @@ def open_publisher(
     )
     lineage = Lineage(store)
     image = MemoryImage({name: (spec, checkpoint.read(name)) for name, spec in checkpoint.specs().items()})
+    for key, digest in base.parts.items():
+        if digest_bytes(base.digest_kind, image.view(key).data) != digest:
+            raise CheckpointError(
+                f"{checkpoint.folder} changed while it was read ({key.tensor}). Nothing was published."
+            )
     disk.make_folder(spool, mode=PRIVATE_FOLDER)
     publisher = Publisher(
         store=store,
         lineage=lineage,
         snapshot=Snapshot(lineage.manifest(0), image, base.parts),
+        aliases=aliases,
         writer=writer,
         spool=spool,
         disk=disk,

@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from weighbridge.errors import UsageError
+from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
 
 PREFIX = "WEIGHBRIDGE_"
 _TOLD_TO_COMMANDS = frozenset({"PATH", "VERSION", "EVENT"})  # what engine commands and hooks find in their environment
@@ -64,6 +65,14 @@ class Settings(BaseSettings):
     home: Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())] = Field(
         default_factory=default_home
     )
+    # how the store's endpoint is spoken to; credentials come from the provider's own chain, never from here
+    store_endpoint: str | None = None
+    store_region: str | None = None
+    store_addressing: Addressing = "auto"
+    store_checksums: Checksums = "when_supported"
+    store_credentials_profile: str | None = None
+    store_anonymous: bool = False
+    store_call_seconds: float = Field(default=30.0, gt=0)
     # a host's own
     name: str | None = None
     replica: Path | None = None
@@ -71,7 +80,6 @@ class Settings(BaseSettings):
     durability: Literal["power", "process"] = "power"
     lock_deadline: float = Field(default=30.0, ge=0)
     engine: str = "none"
-    engine_url: str | None = None
     engine_command: str | None = None
     engine_deadline: float = Field(default=300.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
@@ -82,6 +90,19 @@ class Settings(BaseSettings):
     def encode_threads(self) -> int:
         """Threads that encode and apply: what was asked for, else the processors this process may use."""
         return self.threads or max(1, len(os.sched_getaffinity(0)))
+
+    @property
+    def profile(self) -> Profile:
+        """How the store's endpoint is spoken to. Raises UsageError for what no endpoint can be."""
+        return Profile(
+            endpoint_url=self.store_endpoint,
+            region=self.store_region,
+            addressing=self.store_addressing,
+            checksums=self.store_checksums,
+            credentials_profile=self.store_credentials_profile,
+            anonymous=self.store_anonymous,
+            call_seconds=self.store_call_seconds,
+        )
 
     @property
     def required(self) -> float:

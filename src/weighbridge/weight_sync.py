@@ -42,6 +42,7 @@ class PendingPush:
     def __init__(self, version: int, outcome: "Future[PushResult]") -> None:
         self.version = version
         self._outcome = outcome
+        self._asked = False
 
     def done(self) -> bool:
         """Whether `result` would answer at once."""
@@ -49,7 +50,9 @@ class PendingPush:
 
     def result(self, timeout: float | None = None) -> PushResult:
         """What the push did. Raises what went wrong, or TimeoutError when it is not over within `timeout` seconds."""
-        return self._outcome.result(timeout)
+        wait_for((self._outcome,), timeout)
+        self._asked = self._asked or self._outcome.done()
+        return self._outcome.result(0)
 
 
 class WeightSync:
@@ -132,13 +135,13 @@ class WeightSync:
                 again -= 1
 
     def close(self) -> None:
-        """Waits for a push that is under way and lets go of the snapshot. Versions and hosts stay as they are."""
-        if self._last is not None:
-            wait_for((self._last._outcome,))
-        self._lanes.close()
-        if self._spool is not None:
-            shutil.rmtree(self._spool, ignore_errors=True)
-        self._publisher = self._spool = None
+        """Waits for a push that is under way and lets go of the snapshot. Versions and hosts stay as they are.
+
+        Raises what the last push failed with, if nobody asked for its result.
+        """
+        unheard = self._end()
+        if unheard is not None:
+            raise unheard
 
     def __enter__(self) -> Self:
         return self
@@ -146,12 +149,26 @@ class WeightSync:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        unheard = self._end()
+        if unheard is not None and error is None:
+            raise unheard
 
     @property
     def version(self) -> int:
         """The newest version that this writer published or found."""
         return self._open().version
+
+    def _end(self) -> BaseException | None:
+        """Ends everything; returns a failure that nobody heard of."""
+        unheard = None
+        if self._last is not None:
+            wait_for((self._last._outcome,))
+            unheard = None if self._last._asked else self._last._outcome.exception()
+        self._lanes.close()
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
+        self._publisher = self._spool = self._last = None
+        return unheard
 
     def _open(self) -> Publisher:
         if self._publisher is None:
@@ -161,7 +178,7 @@ class WeightSync:
                 settings.spool.mkdir(parents=True, exist_ok=True)
             self._spool = Path(tempfile.mkdtemp(prefix="weighbridge-spool-", dir=settings.spool))
             self._publisher = open_publisher(
-                open_store(settings.store),
+                open_store(settings.store, profile=settings.profile),
                 open_checkpoint(settings.base),
                 run_id=settings.run,
                 digest_kind=settings.digest,
@@ -202,8 +219,7 @@ class WeightSync:
         """Reads the trainer's tensors, in the trainer's thread, until all of them were encoded."""
         started = time.perf_counter()
         publisher, feed = publication.publisher, publication.feed
-        aliases = {**publisher.aliases, **self._settings.aliases}
-        expect = Expectation(publisher.specs, aliases, self._settings.unchanged)
+        expect = Expectation(publisher.specs, publisher.aliases, self._settings.unchanged)
         tensors = ((item.spec, item.lasting()) for item in gather(source, expect))
         for batch in batches(tensors, shard_bytes=self._settings.shard_bytes):
             feed.put(batch)

@@ -4,15 +4,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from weighbridge.cli.options import Json, Store, settings_of
+from weighbridge.cli.options import Json, Store, settings_of, store_of
 from weighbridge.cli.report import print_json, print_line, print_table, share, size
 from weighbridge.storage import history
 from weighbridge.storage.lineage import Lineage
-from weighbridge.storage.stores import open_store
 
 
 def _lineage(store: str | None) -> Lineage:
-    lineage = Lineage(open_store(str(settings_of(("store",), store=store).store)))
+    lineage = Lineage(store_of(settings_of(("store",), store=store)))
     _ = lineage.run  # a root without a run is an error, not an empty answer
     return lineage
 

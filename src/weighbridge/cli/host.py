@@ -8,7 +8,7 @@ import structlog
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Store, settings_of
+from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Store, settings_of, store_of
 from weighbridge.errors import UsageError
 from weighbridge.settings import Settings
 from weighbridge.storage.lineage import Lineage, RunInfo
@@ -66,11 +66,10 @@ def host(
 def _serve(settings: Settings, ready_file: Path | None) -> None:
     from weighbridge.flows.worker import WorkerOptions, serve_host
     from weighbridge.storage.replica import open_replica
-    from weighbridge.storage.stores import open_store
     from weighbridge.tasks.host_attempt import Host
 
-    assert settings.store is not None and settings.replica is not None and settings.name is not None
-    store = open_store(settings.store)
+    assert settings.replica is not None and settings.name is not None
+    store = store_of(settings)
     run = _run_of(store, every_seconds=settings.follow_seconds)
     with open_replica(
         settings.replica,

@@ -7,6 +7,8 @@ from cyclopts import Parameter
 
 from weighbridge.errors import UsageError
 from weighbridge.settings import Settings, load_settings
+from weighbridge.storage.stores import contract as store_contract
+from weighbridge.storage.stores import open_store
 
 Store = Annotated[str | None, Parameter(name="--store", help="Where versions are kept: a directory or a URL.")]
 Base = Annotated[Path | None, Parameter(name="--base", help="The base checkpoint, an HF folder: version 0.")]
@@ -15,6 +17,13 @@ Run = Annotated[str | None, Parameter(name="--run", help="The run's id; by defau
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="JSON instead of text.")]
 LogJson = Annotated[bool, Parameter(name="--log-json", negative=(), help="Events as JSON lines on standard error.")]
 Version = Annotated[int | None, Parameter(name="--version", help="The version; by default the newest.")]
+
+
+def store_of(settings: Settings) -> store_contract.Store:
+    """The store that the settings name, spoken to as they say."""
+    if settings.store is None:
+        raise UsageError("missing: --store (or WEIGHBRIDGE_STORE). Nothing was started.")
+    return open_store(settings.store, profile=settings.profile)
 
 
 def settings_of(needed: tuple[str, ...] = (), /, **arguments: Any) -> Settings:

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Store, Version, settings_of
+from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Store, Version, settings_of, store_of
 from weighbridge.cli.progress import showing
 from weighbridge.cli.report import print_json, print_line, size
 from weighbridge.errors import UsageError
@@ -14,7 +14,6 @@ from weighbridge.storage.checkout import checkout as rebuild
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.replica.pull import bring_up
 from weighbridge.storage.replica.verify import Report, verify_folder
-from weighbridge.storage.stores import open_store
 from weighbridge.storage.verify_version import verify_version
 
 
@@ -43,12 +42,12 @@ def pull(
     settings = settings_of(
         ("store", "replica"), store=store, base=base, replica=replica, copies=copies, durability=durability
     )
-    assert settings.store is not None and settings.replica is not None
+    assert settings.replica is not None
     logs.to_stderr(json_lines=log_json or settings.log_json)
     with showing("fetch") as on_progress:
         result = bring_up(
             settings.replica,
-            store=open_store(settings.store),
+            store=store_of(settings),
             base=settings.base,
             version=version,
             rollback=rollback,
@@ -78,7 +77,7 @@ def verify(target: str, *, store: Store = None, json: Json = False) -> None:
         A version's number (its chain and shards in the store), a replica (both copies), or an HF folder.
     """
     settings = settings_of(("store",), store=store)
-    lineage = Lineage(open_store(str(settings.store)))
+    lineage = Lineage(store_of(settings))
     if target.isdecimal() and not Path(target).exists():
         proof = verify_version(lineage, int(target))
         if json:
@@ -107,7 +106,7 @@ def checkout(
     """
     settings = settings_of(("store",), store=store, base=base)
     logs.to_stderr(json_lines=log_json or settings.log_json)
-    lineage = Lineage(open_store(str(settings.store)))
+    lineage = Lineage(store_of(settings))
     with showing("fetch") as on_progress:
         result = rebuild(
             version,

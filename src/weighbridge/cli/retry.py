@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Json, Store, settings_of
+from weighbridge.cli.options import Json, Store, settings_of, store_of
 from weighbridge.cli.report import print_json, print_line
 
 
@@ -31,9 +31,8 @@ def retry(
     from weighbridge.flows.retry import retry_failed
     from weighbridge.storage import history
     from weighbridge.storage.lineage import Lineage
-    from weighbridge.storage.stores import open_store
 
-    lineage = Lineage(open_store(str(settings.store)))
+    lineage = Lineage(store_of(settings))
     run = lineage.run.run_id
     with connected(find_api(settings.home, start=False)) as client:
         again = retry_failed(client, run=run, version=version, host=host, wait_seconds=wait)
