@@ -61,12 +61,15 @@ def measure(folder: Path, *, mib: int, rounds: int) -> dict[str, float]:
         "get boto3": lambda n: plain.download_file(BUCKET, f"plain/{n}", str(target), Config=config),
     }
     seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
-        for way, action in ways.items():
-            target.unlink(missing_ok=True)
-            taken = timed(lambda action=action, number=number: action(number))  # type: ignore[misc]
-            if number:  # the first round warms up
-                seconds[way].append(taken)
+    # Puts first: a server that still settles what was written last would slow down whoever gets next. Within a round
+    # the ways take turns at going first.
+    for pair in (("put", "put boto3"), ("get", "get boto3")):
+        for number in range(rounds + 1):
+            for way in pair if number % 2 else reversed(pair):
+                target.unlink(missing_ok=True)
+                taken = timed(lambda way=way, number=number: ways[way](number))  # type: ignore[misc]
+                if number:  # the first round warms up
+                    seconds[way].append(taken)
     figures = {f"{way} MiB/s": mib / statistics.median(w for w, _ in taken) for way, taken in seconds.items()}
     figures |= {f"{way} CPU s/GiB": statistics.median(c for _, c in t) * 1024 / mib for way, t in seconds.items()}
     for verb in ("put", "get"):

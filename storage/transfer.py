@@ -18,7 +18,7 @@ from weighbridge.values import ShardInfo
 
 RANGE_BYTES = 8 << 20
 RANGES_IN_FLIGHT = 4
-RANGES_AHEAD = 6  # those that arrived before an earlier one wait here, while others are in flight
+RANGES_AHEAD = 8  # those that arrived before an earlier one wait here, while others are in flight
 PART_SUFFIX = ".part"
 _CHUNK_BYTES = 4 << 20
 
