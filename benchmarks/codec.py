@@ -1,11 +1,11 @@
-"""Weighs the codecs: bytes on the wire and time, against the peers' codec (XOR of each tensor, zstd level 1) and a plain
-copy, in the same run on the same bytes.
+"""Weighs the codecs: bytes on the wire and time, against the peers' codec (XOR of each tensor, zstd level 1) and a
+plain copy, in the same run on the same bytes.
 
     python benchmarks/codec.py                                 # data made here, a model really trained among it
     python benchmarks/codec.py --pair OLD NEW --threads 1 --repeat 5 --json
 
 Each pair gives one JSON line on stdout. Times are medians over --repeat; "cpu" counts the seconds of all threads.
-Encoding and applying include an xxh3-128 of the new bytes, the peers' too; what the peers need without it stands beside.
+Encoding and applying include an xxh3-128 of the new bytes, the peers' too; their apply without it stands beside.
 """
 
 import argparse
@@ -33,6 +33,8 @@ from weighbridge.storage.parts import cut
 from weighbridge.values import PartKey, TensorSpec
 
 DIGEST = "xxh3-128"
+Job = tuple[Callable[[], object], Callable[[], None] | None]
+"""What is timed, and what is done afterwards without the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,7 @@ def _words(data: Bytes) -> Any:
     return data.view(np.uint64) if data.size % 8 == 0 else data
 
 
-def _interleaved(
-    repeat: int, jobs: dict[str, tuple[Callable[[], object], Callable[[], None] | None]]
-) -> dict[str, Timing]:
+def _interleaved(repeat: int, jobs: dict[str, Job]) -> dict[str, Timing]:
     """Medians of `repeat` rounds through all jobs, so that a noisy minute hits all of them. Afterwards is not timed."""
     taken: dict[str, list[Timing]] = {name: [] for name in jobs}
     for _ in range(repeat):
@@ -304,13 +304,14 @@ def _entropy(counts: Any) -> float:
 
 
 def _line(report: dict[str, Any]) -> str:
+    """The report for a person."""
+    r = {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in report.items()}
     return (
-        f"{report['pair']}: {report['density']:.3%} changed, {report['bytes_per_changed']:.3f} bytes each (bounds "
-        f"{report['bound_independent']:.3f}, {report['bound_given_exponent']:.3f}; xor {report['xor_bytes_per_changed']:.2f}); "
-        f"cpu s: encode {report['encode_cpu_seconds']:.3f} (xor {report['xor_encode_cpu_seconds']:.3f}, "
-        f"{report['encode_times_faster']:.1f}x), apply {report['apply_cpu_seconds']:.3f} (xor "
-        f"{report['xor_apply_cpu_seconds']:.3f}, {report['apply_times_faster']:.1f}x), copy {report['copy_cpu_seconds']:.3f}; "
-        f"{report['peak_extra_mib']:.0f} MiB extra"
+        f"{r['pair']}: {report['density']:.3%} changed, {r['bytes_per_changed']} bytes each (bounds "
+        f"{r['bound_independent']}, {r['bound_given_exponent']}; xor {r['xor_bytes_per_changed']}); "
+        f"cpu s: encode {r['encode_cpu_seconds']} (xor {r['xor_encode_cpu_seconds']}, "
+        f"{r['encode_times_faster']}x), apply {r['apply_cpu_seconds']} (xor {r['xor_apply_cpu_seconds']}, "
+        f"{r['apply_times_faster']}x), copy {r['copy_cpu_seconds']}; {r['peak_extra_mib']} MiB extra"
     )
 
 

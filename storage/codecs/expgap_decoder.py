@@ -40,6 +40,7 @@ class GroupDecoder:
         if len(low) != sum(low_sizes):
             _refuse("low bits of another size than their classes need")
         self.low = kernels.fixed(np.concatenate([np.frombuffer(low, np.uint8), np.zeros(8, np.uint8)]))
+        self.streams = (self.gaps, self.low, self.steps, self.wide.view(np.uint8), UNITS[1], UNITS[4], UNITS[8])
         self._tables = head.tables(gap_sizes, low_sizes, step_sizes, wide_sizes)
 
     def part(self, index: int) -> PartDecoder:
@@ -54,6 +55,7 @@ class ExpGapPartDecoder(PartDecoder):
         self._group, self._part, self._table = group, part, table
         symbols = int((table[:, k.SYMBOL_END] - table[:, k.SYMBOL]).sum()) + 1
         self._positions = np.empty(symbols, np.uint32)
+        self._as_bytes = self._positions.view(np.uint8)
         self._values = np.empty(symbols * group.element.width, np.uint8)
         self._scratch = np.empty(SPAN, np.uint8)
         self._first = self._used = 0
@@ -70,8 +72,8 @@ class ExpGapPartDecoder(PartDecoder):
             group.window,
             self._table,
             self._scratch,
-            (group.gaps, group.low, group.steps, group.wide, UNITS[8]),
-            self._positions,
+            group.streams,
+            self._as_bytes,
             self._values,
             start,
         )

@@ -17,7 +17,7 @@ from weighbridge.storage.codecs.windows import choose_window
 
 Table = npt.NDArray[np.int64]
 
-_DENSE = 0.6  # a class that changes more often than this gets a symbol for every member
+_DENSE = 0.4  # a class that changes more often than this gets a symbol for every member
 _MEAN_GAP = 16  # what a gap's high part comes to at most on average: few symbols, and next to never 255
 _ESCAPES = 0.015  # the most symbols of a class that may need an escape before it gets wider ones
 
@@ -82,7 +82,7 @@ class GroupEncoder:
         low = self._low[: self._low_bytes].tobytes()
         gaps, steps, wide = (b"".join(frames) for frames in out)
         return {
-            "extents": streams.compress(head + planes.tobytes()),
+            "extents": streams.compress(head + planes.tobytes(), level=9),
             "gaps": gaps,
             "low": low,
             "steps": steps,
@@ -141,14 +141,9 @@ class GroupEncoder:
         width = self._element.width
         gaps, steps, wide = [], [], []
         for first, last in zip(starts, table, strict=True):
-            gaps.append(_frame(self._gaps[first[k.GAP] : last[k.GAP]]))
+            gaps.append(streams.compress_symbols(self._gaps[first[k.GAP] : last[k.GAP]]))
             step = first[k.STEP] // 8
-            steps.append(_frame(self._steps[step : step - (-last[k.SYMBOL] * last[k.BITS] // 8)]))
+            steps.append(streams.compress_symbols(self._steps[step : step - (-last[k.SYMBOL] * last[k.BITS] // 8)]))
             codes = self._wide[first[k.WIDE] : last[k.WIDE]].astype(f"<u{width}").view(np.uint8)
-            wide.append(_frame(streams.to_planes(codes, width)))
+            wide.append(streams.compress_symbols(streams.to_planes(codes, width)))
         return gaps, steps, wide
-
-
-def _frame(data: Bytes) -> bytes:
-    """A zstd frame, or nothing for nothing."""
-    return streams.compress(data) if data.size else b""

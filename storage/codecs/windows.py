@@ -1,7 +1,7 @@
 """Which exponents get a class of their own: measured on samples. Must not know streams.
 
 Classes are neighbouring values of the exponent; the least takes all below it, the top class all above. What a window
-costs is the positions' entropy, class by class, and a little for each class's tables and time.
+costs is the entropy of positions and steps, class by class, and a little for each class's tables and time.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ from weighbridge.storage.codecs.kernels.memory import UNITS
 
 Counts = npt.NDArray[np.int64]
 
+_CODES = 64  # codes told apart when steps are surveyed
 _STRIDE = 4  # of a sample's elements, every so many-th is counted
-_CLASS_SHARE = 0.002  # a class must save this share of the positions' bits, for the time that it takes,
+_CLASS_SHARE = 0.0005  # a class must save this share of all bits, for the time that it takes,
 _CLASS_BITS = 400.0  # and what its Huffman tables and extents take
 
 
@@ -38,27 +39,29 @@ class Window:
 def choose_window(samples: Sequence[Sample]) -> Window:
     """The window for the parts of one dtype that `samples` were taken from."""
     unit = element(samples[0].dtype)
-    members, changed = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    members, steps = np.zeros(256, np.int64), np.zeros((256, _CODES), np.int64)
     field = Window(0, 1).for_kernels(unit)
     for sample in samples:
-        survey(
-            kernels.fixed(sample.old), kernels.fixed(sample.new), UNITS[unit.width], field, _STRIDE, members, changed
-        )
+        old, new = kernels.fixed(sample.old), kernels.fixed(sample.new)
+        survey(old, new, UNITS[unit.width], (unit.sign, unit.mask), field, _STRIDE, members, steps)
     # Members are estimated; those that changed are members for certain.
-    members = np.maximum(members * _STRIDE, changed)
+    members = np.maximum(members * _STRIDE, steps.sum(axis=1))
     taken = max(1, sum(sample.new.size for sample in samples))
-    return best_window(members, changed, sum(sample.whole_bytes for sample in samples) / taken)
+    return best_window(members, steps, sum(sample.whole_bytes for sample in samples) / taken)
 
 
-def best_window(members: Counts, changed: Counts, scale: float) -> Window:
-    """The cheapest window, given elements and changed elements by exponent in a sample of 1 / `scale` of them all."""
-    used = np.flatnonzero(changed)
+def best_window(members: Counts, steps: Counts, scale: float) -> Window:
+    """The cheapest window, given elements by exponent and, of those that changed, the codes of their steps.
+
+    Both were counted in a sample of 1 / `scale` of them all.
+    """
+    used = np.flatnonzero(steps.any(axis=1))
     if not used.size:
         return Window(0, 1)
     first, last = int(used[0]), int(used[-1])
-    singles = _coin_bits(changed, members)
-    below = _coin_bits(np.cumsum(changed), np.cumsum(members))
-    above = _coin_bits(np.cumsum(changed[::-1]), np.cumsum(members[::-1]))[::-1]
+    singles = _bits(steps, members)
+    below = _bits(np.cumsum(steps, axis=0), np.cumsum(members))
+    above = _bits(np.cumsum(steps[::-1], axis=0), np.cumsum(members[::-1]))[::-1]
     sums = np.concatenate([[0.0], np.cumsum(singles)])
     whole = float(below[-1])
     best, least = Window(first, 1), whole
@@ -72,10 +75,17 @@ def best_window(members: Counts, changed: Counts, scale: float) -> Window:
     return best
 
 
-def _coin_bits(changed: Counts, members: Counts) -> npt.NDArray[np.float64]:
-    """Bits that the positions of so many changed among so many members need."""
-    hits, misses = changed.astype(np.float64), (members - changed).astype(np.float64)
-    total = np.maximum(members, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bits = -(hits * np.log2(hits / total) + misses * np.log2(misses / total))
-    return np.nan_to_num(bits, nan=0.0)
+def _bits(steps: Counts, members: Counts) -> npt.NDArray[np.float64]:
+    """Bits, row by row, that the positions and the steps of the changed among so many members need."""
+    changed = steps.sum(axis=1)
+    return _log_bits(np.stack([changed, members - changed], axis=1)) + _log_bits(steps)
+
+
+def _log_bits(counts: Counts) -> npt.NDArray[np.float64]:
+    """Bits for all draws of a row together, from the histogram that the row is."""
+    numbers = counts.astype(np.float64)
+    total = numbers.sum(axis=1)
+    # n log n is 0 for 0.
+    each = (numbers * np.log2(np.maximum(numbers, 1))).sum(axis=1)
+    bits: npt.NDArray[np.float64] = total * np.log2(np.maximum(total, 1)) - each
+    return bits

@@ -27,7 +27,7 @@ from weighbridge.storage.codecs.kernels.lanes import (
     lowest_bit,
     select_bit,
 )
-from weighbridge.storage.codecs.kernels.memory import load, store
+from weighbridge.storage.codecs.kernels.memory import load, store, width_of
 
 # A logged change is one word: its gap in class, its class, the code of its step.
 GAP_AT, CLASS_AT, CLASS_BITS, CODE_BITS = 36, 32, 4, 32
@@ -49,22 +49,31 @@ MANY = 12
 
 
 @kernel
-def survey(old, new, unit, window, stride, members, changed):  # type: ignore[no-untyped-def]
-    """Counts every stride-th element, and all that differ, by the value of the field that `window` names."""
+def survey(old, new, unit, order, window, stride, members, steps):  # type: ignore[no-untyped-def]
+    """Counts every stride-th element by the value of the field that `window` names, and the codes of those that differ.
+
+    `steps` has a row a field value, a column a code; the last column takes all wider ones.
+    """
     shift, field = np.uint64(window[0]), np.uint64(window[1])
-    count = new.size // unit.itemsize
+    sign, mask = order
+    count = new.size // width_of(unit)
     for i in range(0, count, stride):
-        members[np.int64((load(old, i * unit.itemsize, unit) >> shift) & field)] += 1
-    for start in range(0, count - 63, 64):
-        word = changed_mask(new, old, start * unit.itemsize, unit)
+        members[np.int64((load(old, i * width_of(unit), unit) >> shift) & field)] += 1
+    for start in range(0, count, 64):
+        word = np.uint64(0)
+        if start + 64 <= count:
+            word = changed_mask(new, old, start * width_of(unit), unit)
+        else:
+            for j in range(count - start):
+                index = (start + j) * width_of(unit)
+                if load(new, index, unit) != load(old, index, unit):
+                    word |= np.uint64(1) << np.uint64(j)
         while word:
-            index = (start + lowest_bit(word)) * unit.itemsize
+            index = (start + lowest_bit(word)) * width_of(unit)
             word &= word - np.uint64(1)
-            changed[np.int64((load(old, index, unit) >> shift) & field)] += 1
-    for i in range(count // 64 * 64, count):
-        pattern = load(old, i * unit.itemsize, unit)
-        if pattern != load(new, i * unit.itemsize, unit):
-            changed[np.int64((pattern >> shift) & field)] += 1
+            pattern = load(old, index, unit)
+            code = step_code(pattern, load(new, index, unit), sign, mask)
+            steps[np.int64((pattern >> shift) & field), min(np.int64(code), steps.shape[1] - 1)] += 1
 
 
 @kernel
@@ -73,7 +82,7 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
 
     `seen` and `last` are, per class, the members so far in the part and the last changed one's rank.
     """
-    count = new.size // unit.itemsize
+    count = new.size // width_of(unit)
     used = np.int64(0)
     marks = np.zeros(SPAN // 64, np.uint64)
     before, reached = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
@@ -83,7 +92,7 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
         total = 0
         if start + SPAN <= count:
             for j in range(0, SPAN, 64):
-                index = (start + j) * unit.itemsize
+                index = (start + j) * width_of(unit)
                 exponent_classes(old, index, classes, j, unit, window)
                 word = changed_mask(new, old, index, unit)
                 marks[j // 64] = word
@@ -94,7 +103,7 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
                     marks[j // 64] = np.uint64(0)
                 classes[j] = 255  # no class: elements beyond the end
                 if start + j < count:
-                    index = (start + j) * unit.itemsize
+                    index = (start + j) * width_of(unit)
                     a, b = load(old, index, unit), load(new, index, unit)
                     field = np.int64((a >> np.uint64(window[0])) & np.uint64(window[1]))
                     classes[j] = min(max(field, window[2]) - window[2], window[3])
@@ -121,7 +130,7 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
                     rank = ranks[which, block] + count_bits(members[which, block] & below)
                     gap = rank - last[which] - 1
                     last[which] = rank
-                    index = (start + block * 64 + bit) * unit.itemsize
+                    index = (start + block * 64 + bit) * width_of(unit)
                     code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
                     head = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT))
                     log[used] = head | code
@@ -148,7 +157,7 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
                     rank += count_bits(class_mask(classes, block, which) & below)
                     gap = rank - last[which] - 1
                     last[which] = rank
-                    index = (start + block + bit) * unit.itemsize
+                    index = (start + block + bit) * width_of(unit)
                     code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
                     head = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT))
                     log[used] = head | code
@@ -222,22 +231,23 @@ def end_classes(table):  # type: ignore[no-untyped-def]
 def read_classes(old, first, unit, order, window, table, classes, streams, positions, values, used):  # type: ignore[no-untyped-def]
     """Decodes a chunk whose first element is the part's `first`; returns how much of `positions` is used, or -error.
 
-    `order` is sign and mask; `streams` are gaps, low bits (8 bytes longer than what they hold), steps, wide codes, and
-    the unit of 8 bytes. `positions` and `values` have room for one entry more than the part has symbols left.
+    `order` is sign and mask; `streams` are gaps, low bits (8 bytes longer than what they hold), steps, wide codes (as
+    bytes, four each) and the units of 1, 4 and 8 bytes. `positions` is given as bytes, too; it and `values` have room
+    for one entry more than the part has symbols left.
     """
     sign, mask = order
-    gaps, low, steps, wide, word8 = streams
-    count = old.size // unit.itemsize
+    gaps, low, steps, wide, byte, four, eight = streams
+    count = old.size // width_of(unit)
     masks, sums = np.zeros(SPAN // 64, np.uint64), np.zeros(SPAN // 64, np.uint32)
     for start in range(0, count, SPAN):
         if start + SPAN <= count:
             for j in range(0, SPAN, 64):
-                exponent_classes(old, (start + j) * unit.itemsize, classes, j, unit, window)
+                exponent_classes(old, (start + j) * width_of(unit), classes, j, unit, window)
         else:
             for j in range(SPAN):
                 classes[j] = 255  # no class: elements beyond the end
                 if start + j < count:
-                    field = (load(old, (start + j) * unit.itemsize, unit) >> np.uint64(window[0])) & np.uint64(
+                    field = (load(old, (start + j) * width_of(unit), unit) >> np.uint64(window[0])) & np.uint64(
                         window[1]
                     )
                     classes[j] = min(max(np.int64(field), window[2]) - window[2], window[3])
@@ -248,9 +258,12 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
             wanted = table[which, NEXT]
             if wanted >= stop:
                 continue
-            shift, bits, dense = table[which, SHIFT], table[which, BITS], table[which, DENSE]
+            shift, bits = table[which, SHIFT], table[which, BITS]
+            low_at, step_at = table[which, LOW], table[which, STEP]
             symbol_at, symbol_end = table[which, SYMBOL], table[which, SYMBOL_END]
             gap_at, gap_end = table[which, GAP], table[which, GAP_END]
+            wide_at, wide_end = table[which, WIDE], table[which, WIDE_END]
+            dense = np.uint64(table[which, DENSE])
             kept = (np.uint64(1) << np.uint64(shift)) - np.uint64(1)
             escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
             total = np.int64(0)
@@ -261,45 +274,47 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
                 sums[block] = total
             while wanted < stop:
                 if wanted >= 0:
+                    # The symbol of the member whose rank is wanted.
+                    bit = step_at + symbol_at * bits
+                    symbol_at += 1
+                    symbol = (load(steps, bit >> 3, byte) >> np.uint64(bit & 7)) & escape
+                    code = symbol - dense
+                    if symbol == escape:
+                        if wide_at >= wide_end:
+                            return -TRUNCATED
+                        code = load(wide, wide_at * 4, four)
+                        wide_at += 1
+                        if code < escape - dense or code >= mask:
+                            return -BAD_STEP
+                    # A dense class's symbol 0 is written too, and then written over: better than a branch.
                     rank = wanted - seen
                     at = find_block(sums, rank)
                     word = masks[at]
                     index = start + at * 64 + select_bit(word, rank - np.int64(sums[at]) + count_bits(word))
-                    bit = table[which, STEP] + symbol_at * bits
-                    symbol = (np.uint64(steps[bit >> 3]) >> np.uint64(bit & 7)) & escape
-                    symbol_at += 1
-                    code = symbol - np.uint64(dense)
-                    if symbol == escape:
-                        at = table[which, WIDE]
-                        if at >= table[which, WIDE_END]:
-                            return -TRUNCATED
-                        table[which, WIDE] = at + 1
-                        if np.uint64(wide[at]) < code:
-                            return -BAD_STEP
-                        code = np.uint64(wide[at])
-                        if code >= mask:
-                            return -BAD_STEP
-                    # A dense class's symbol 0 is written too, and then written over: better than a branch.
-                    positions[used] = first + index
-                    pattern = stepped(load(old, index * unit.itemsize, unit), code, sign, mask)
-                    store(values, used * unit.itemsize, pattern, unit)
-                    used += np.int64(1) if symbol >= np.uint64(dense) else np.int64(0)
+                    store(positions, used * 4, np.uint64(first + index), four)
+                    pattern = stepped(load(old, index * width_of(unit), unit), code, sign, mask)
+                    store(values, used * width_of(unit), pattern, unit)
+                    used += np.int64(1) if symbol >= dense else np.int64(0)
                 # To the next member that has a symbol.
                 if symbol_at >= symbol_end:
                     wanted = np.int64(NEVER)
                 elif dense:
                     wanted += 1
                 else:
-                    gap, piece = np.int64(0), np.int64(255)
+                    bit = low_at + symbol_at * shift
+                    tail = (load(low, bit >> 3, eight) >> np.uint64(bit & 7)) & kept
+                    if gap_at >= gap_end:
+                        return -TRUNCATED
+                    piece = np.int64(load(gaps, gap_at, byte))
+                    gap_at += 1
+                    gap = piece
                     while piece == 255:
                         if gap_at >= gap_end:
                             return -TRUNCATED
-                        piece = np.int64(gaps[gap_at])
+                        piece = np.int64(load(gaps, gap_at, byte))
                         gap_at += 1
                         gap += piece
-                    bit = table[which, LOW] + symbol_at * shift
-                    tail = (load(low, bit >> 3, word8) >> np.uint64(bit & 7)) & kept
-                    gap = (gap << shift) | np.int64(tail)
-                    wanted += 1 + gap
-            table[which, NEXT], table[which, SYMBOL], table[which, GAP] = wanted, symbol_at, gap_at
+                    wanted += 1 + ((gap << shift) | np.int64(tail))
+            table[which, NEXT], table[which, SYMBOL] = wanted, symbol_at
+            table[which, GAP], table[which, WIDE] = gap_at, wide_at
     return used

@@ -7,10 +7,7 @@ import numpy as np
 
 from weighbridge.storage.codecs.kernels.compiler import inlined, kernel
 from weighbridge.storage.codecs.kernels.lanes import changed_mask, count_bits, lowest_bit
-from weighbridge.storage.codecs.kernels.memory import (  # changed8, changed_mask, count_bits, load, lowest_bit, store
-    load,
-    store,
-)
+from weighbridge.storage.codecs.kernels.memory import load, store, width_of
 
 TRUNCATED, BEYOND_END, BAD_STEP, LEFT_OVER = 1, 2, 3, 4
 REASONS = {
@@ -65,15 +62,15 @@ def differ(old, new, unit):  # type: ignore[no-untyped-def]
 @kernel
 def count_changed(old, new, unit):  # type: ignore[no-untyped-def]
     """How many elements differ."""
-    count = new.size // unit.itemsize
+    count = new.size // width_of(unit)
     total = 0
     for start in range(0, count, 64):
         if start + 64 <= count:
-            word = changed_mask(new, old, start * unit.itemsize, unit)
+            word = changed_mask(new, old, start * width_of(unit), unit)
         else:
             word = np.uint64(0)
             for j in range(count - start):
-                index = (start + j) * unit.itemsize
+                index = (start + j) * width_of(unit)
                 if load(new, index, unit) != load(old, index, unit):
                     word |= np.uint64(1) << np.uint64(j)
         total += count_bits(word)
@@ -87,15 +84,15 @@ def scan_gaps(old, new, unit, sign, mask, first, state, gaps, steps, wide):  # t
     `state` holds the last position in the part, then how much of `gaps`, `steps` and `wide` is used. The caller leaves
     room: a step for every element, a gap byte more for every 255 elements since the last position.
     """
-    count = new.size // unit.itemsize
+    count = new.size // width_of(unit)
     last, gap_end, step_end, wide_end = state[0], state[1], state[2], state[3]
     for start in range(0, count, 64):
         if start + 64 <= count:
-            word = changed_mask(new, old, start * unit.itemsize, unit)
+            word = changed_mask(new, old, start * width_of(unit), unit)
         else:
             word = np.uint64(0)
             for j in range(count - start):
-                index = (start + j) * unit.itemsize
+                index = (start + j) * width_of(unit)
                 if load(new, index, unit) != load(old, index, unit):
                     word |= np.uint64(1) << np.uint64(j)
         while word:
@@ -110,7 +107,8 @@ def scan_gaps(old, new, unit, sign, mask, first, state, gaps, steps, wide):  # t
                 gap -= 255
             gaps[gap_end] = gap
             gap_end += 1
-            code = step_code(load(old, index * unit.itemsize, unit), load(new, index * unit.itemsize, unit), sign, mask)
+            at = index * width_of(unit)
+            code = step_code(load(old, at, unit), load(new, at, unit), sign, mask)
             if code < np.uint64(255):
                 steps[step_end] = code
             else:
@@ -128,7 +126,7 @@ def read_gaps(old, first, unit, sign, mask, state, gaps, steps, wide, positions,
     `state` holds the last position (or the next one, where `state[4]` says so), and how much of `gaps`, `steps` and
     `wide` is used. Returns an error code.
     """
-    limit = first + old.size // unit.itemsize
+    limit = first + old.size // width_of(unit)
     position, gap_end, step_end, wide_end, pending = state[0], state[1], state[2], state[3], state[4]
     error = 0
     while step_end < steps.size:
@@ -159,8 +157,8 @@ def read_gaps(old, first, unit, sign, mask, state, gaps, steps, wide, positions,
             error = BAD_STEP
             break
         positions[step_end] = position
-        pattern = stepped(load(old, (position - first) * unit.itemsize, unit), code, sign, mask)
-        store(values, step_end * unit.itemsize, pattern, unit)
+        pattern = stepped(load(old, (position - first) * width_of(unit), unit), code, sign, mask)
+        store(values, step_end * width_of(unit), pattern, unit)
         step_end += 1
         pending = 0
     state[0], state[1], state[2], state[3], state[4] = position, gap_end, step_end, wide_end, pending

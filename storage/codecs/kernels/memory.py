@@ -70,6 +70,21 @@ def _plain_store(array: Bytes, index: int, value: np.uint64, unit: Any) -> None:
     checked(array, index, unit.itemsize)[:] = np.frombuffer(low, np.uint8)
 
 
+@intrinsic
+def _width_of(typing: Any, unit: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(WORD, unit.dtype.bitwidth // 8)
+
+    return types.int64(unit), codegen
+
+
+def _plain_width_of(unit: Any) -> int:
+    return int(unit.itemsize)
+
+
+width_of: Callable[..., Any] = _width_of if JIT else _plain_width_of
+"""width_of(unit): its width in bytes, which the compiler knows, other than `unit.itemsize`."""
+
 load: Callable[..., Any] = _load if JIT else _plain_load
 """load(array, index, unit): the element at a byte index, as uint64."""
 

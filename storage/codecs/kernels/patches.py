@@ -4,7 +4,7 @@ import numpy as np
 
 from weighbridge.storage.codecs.kernels.compiler import kernel
 from weighbridge.storage.codecs.kernels.lanes import lowest_bit
-from weighbridge.storage.codecs.kernels.memory import load, store
+from weighbridge.storage.codecs.kernels.memory import load, store, width_of
 
 
 @kernel
@@ -20,7 +20,7 @@ def check_positions(positions, count):  # type: ignore[no-untyped-def]
 def write_values(target, unit, positions, values):  # type: ignore[no-untyped-def]
     """Writes elements at positions that were checked."""
     for i in range(positions.size):
-        store(target, np.int64(positions[i]) * unit.itemsize, load(values, i * unit.itemsize, unit), unit)
+        store(target, np.int64(positions[i]) * width_of(unit), load(values, i * width_of(unit), unit), unit)
 
 
 @kernel
@@ -29,12 +29,12 @@ def write_stretch(target, unit, first, positions, values, cursor):  # type: igno
 
     Returns the first entry that does not: one after the stretch, or one that is out of order.
     """
-    count = target.size // unit.itemsize
+    count = target.size // width_of(unit)
     while cursor < positions.size:
         index = np.int64(positions[cursor]) - first
         if index < 0 or index >= count:
             break
-        store(target, index * unit.itemsize, load(values, cursor * unit.itemsize, unit), unit)
+        store(target, index * width_of(unit), load(values, cursor * width_of(unit), unit), unit)
         cursor += 1
     return cursor
 
@@ -61,6 +61,6 @@ def gather_marked(bitmap, source, unit, positions, values):  # type: ignore[no-u
             word &= word - np.uint64(1)
             if positions.size:
                 positions[found] = position
-                store(values, found * unit.itemsize, load(source, position * unit.itemsize, unit), unit)
+                store(values, found * width_of(unit), load(source, position * width_of(unit), unit), unit)
             found += 1
     return found
