@@ -64,6 +64,7 @@ class Follower:
         if not host.turn.acquire(blocking=False):
             return False  # a run is under way
         try:
+            host.hooks.reading(host.store.url)
             target = max(host.lineage.head(), host.replica.version)
             engine_is_known = host.engine_version is not None or host.engine_is_at(host.replica.version)
             if target < 0 or (target == host.replica.version and engine_is_known):

@@ -25,6 +25,7 @@ def publish(run: str, version: int, publication: Handle[Publication]) -> int:
         for step in under_way:  # a shard's encode before its upload: the first failure is the one that counts
             step.result()
         commit(publication)
+        pushed.announce()
         if pushed.manifest is not None:
             show_bill(pushed.manifest, pushed.seconds)
     except BaseException as failure:

@@ -90,7 +90,7 @@ class Lineage:
             return known
         key = manifest_key(version)
         try:
-            manifest = from_bytes(self.store.get(key), where=key)
+            manifest = self._read(key)
         except ObjectMissing as error:
             raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
         self._check(manifest, version)
@@ -98,6 +98,13 @@ class Lineage:
         while len(self._seen) > _KEPT_MANIFESTS:
             self._seen.popitem(last=False)
         return manifest
+
+    def _read(self, key: str) -> Manifest:
+        try:
+            return from_bytes(self.store.get(key), where=key)
+        except ManifestCorrupt:
+            # A bit that flipped on the way is not in the store; one that is, is there the second time too.
+            return from_bytes(self.store.get(key), where=key)
 
     def _check(self, manifest: Manifest, version: int) -> None:
         expected = (version, version - 1, self.run.run_id, self.run.digest_kind, "base" if version == 0 else "delta")

@@ -11,6 +11,7 @@ from typing import Any
 from weighbridge.storage.attempt import Attempt
 from weighbridge.storage.feed import Feed
 from weighbridge.storage.publisher import Publisher
+from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.values import Label, Manifest
 
 
@@ -25,6 +26,7 @@ class Publication:
     feed: Feed
     labels: Mapping[str, Label]
     threads: int
+    hooks: Hooks = field(default_factory=Hooks)
     manifest: Manifest | None = None
     settled: threading.Event = field(default_factory=threading.Event)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -43,6 +45,10 @@ class Publication:
             self.seconds["encode"] = sum(shard.seconds for shard in self.attempt.shards)
             self.settled.set()
         return self.manifest
+
+    def announce(self) -> None:
+        """Runs the store's own step after a publish. Raises StoreError; the version stands all the same."""
+        self.hooks.published(self.publisher.store.url, self.attempt.version)
 
     def give_up(self) -> None:
         """Takes back what was uploaded, if the commit was never sent; the store is as it was before this push."""

@@ -16,6 +16,7 @@ from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import SERVED, SUPERSEDED, write_record
 from weighbridge.storage.stores.contract import Store
+from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.cutover import Copies, CutOverFailed, Stage, cut_over
 from weighbridge.tasks.engines.contract import Engine
 from weighbridge.values import HostRecord
@@ -62,6 +63,7 @@ class Host:
     replica: HostReplica
     engine: Engine
     engine_seconds: float = 300.0
+    hooks: Hooks = field(default_factory=Hooks)
     clock: Clock = field(default_factory=SystemClock)
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever brings this host to a version: one at a time."""
@@ -130,6 +132,7 @@ class HostAttempt:
         """Plans, and fetches what the plan needs; returns the bytes that came over the wire. Safe to repeat: it plans
         again, from what stands then in the replica and in the store."""
         with self._timed("fetch"):
+            self.host.hooks.reading(self.host.store.url, self.version)
             plan = self.host.replica.plan(self.version)
             log.info("fetching", version=self.version, start=plan.start, way=plan.action, nbytes=plan.fetch_bytes)
             self._fetched = self.host.replica.fetch(plan, on_progress=self._progress())

@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from weighbridge.errors import UsageError
+from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
 
 PREFIX = "WEIGHBRIDGE_"
@@ -73,6 +74,9 @@ class Settings(BaseSettings):
     store_credentials_profile: str | None = None
     store_anonymous: bool = False
     store_call_seconds: float = Field(default=30.0, gt=0)
+    # a step of the store's own: a command, or module:function
+    after_publish: str = ""
+    before_read: str = ""
     # a host's own
     name: str | None = None
     replica: Path | None = None
@@ -103,6 +107,11 @@ class Settings(BaseSettings):
             anonymous=self.store_anonymous,
             call_seconds=self.store_call_seconds,
         )
+
+    @property
+    def hooks(self) -> Hooks:
+        """The store's own steps. Raises UsageError for a function that is not there."""
+        return Hooks(after_publish=self.after_publish, before_read=self.before_read)
 
     @property
     def required(self) -> float:

@@ -200,7 +200,9 @@ class WeightSync:
         publisher = self._at_rest()
         started = time.perf_counter()
         feed = Feed(in_flight=self._settings.encode_threads + 1)
-        publication = Publication(publisher, publisher.begin(), feed, labels, self._settings.encode_threads)
+        publication = Publication(
+            publisher, publisher.begin(), feed, labels, self._settings.encode_threads, self._settings.hooks
+        )
         outcome = self._lanes.submit(lambda: self._publish(publication, started))
         outcome.add_done_callback(publication.end)
         self._under_way = publication

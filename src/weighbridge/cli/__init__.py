@@ -1,6 +1,7 @@
 """The command line's door: parses, runs one command, turns an error of our tree into its message and exit code."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 
 from weighbridge.errors import WeighbridgeError
@@ -9,6 +10,9 @@ from weighbridge.errors import WeighbridgeError
 def main(tokens: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its code: 0, an error's own (see `weighbridge.errors`), 130 on Ctrl-C."""
     from weighbridge.cli.app import app
+
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # libraries' warnings are for developers, who set PYTHONWARNINGS
 
     try:
         code = app(tokens, result_action="return_int_as_exit_code_else_zero")

@@ -17,6 +17,7 @@ def demo(
     *,
     steps: Annotated[int, Parameter(help="RL-like steps, each with a push.")] = 6,
     keep: Annotated[bool, Parameter(negative=(), help="Leave the server and the hosts up for a look.")] = False,
+    store: Annotated[str | None, Parameter(help="A URL to use instead of a directory of the demo's own.")] = None,
     json: Json = False,
 ) -> None:
     """A small model trains here, three hosts in processes of their own follow it, and every byte is proven.
@@ -34,7 +35,7 @@ def demo(
 
     # Being asked to end must also end what was started: hosts and server are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    result = run_demo(steps=steps, keep=keep, say=_aloud if json else print_line)
+    result = run_demo(steps=steps, keep=keep, store=store, say=_aloud if json else print_line)
     if json:
         print_json(result)
     else:
@@ -52,7 +53,7 @@ def demo(
     if keep:
         home = result.folder / "home"
         _aloud(f"UI: {result.ui_url}   (up, with the hosts, for a look)")
-        _aloud(f"try: weighbridge log --store {result.folder / 'store'}")
+        _aloud(f"try: weighbridge log --store {result.store}")
         hosts = " ".join(map(str, result.pids))
         _aloud(f"end: kill {hosts}; WEIGHBRIDGE_HOME={home} weighbridge server stop; rm -r {result.folder}")
     elif not json:

@@ -13,6 +13,7 @@ from weighbridge.errors import UsageError
 from weighbridge.settings import Settings
 from weighbridge.storage.lineage import Lineage, RunInfo
 from weighbridge.storage.stores import contract
+from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.engines.contract import Engine
 
 log = structlog.get_logger("weighbridge.host")
@@ -70,7 +71,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> None:
 
     assert settings.replica is not None and settings.name is not None
     store = store_of(settings)
-    run = _run_of(store, every_seconds=settings.follow_seconds)
+    run = _run_of(store, settings.hooks, every_seconds=settings.follow_seconds)
     with open_replica(
         settings.replica,
         store=store,
@@ -87,6 +88,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> None:
             replica=replica,
             engine=_engine(settings),
             engine_seconds=settings.engine_deadline,
+            hooks=settings.hooks,
         )
         options = WorkerOptions(
             home=settings.home,
@@ -97,12 +99,14 @@ def _serve(settings: Settings, ready_file: Path | None) -> None:
         serve_host(served, options=options)
 
 
-def _run_of(store: contract.Store, *, every_seconds: float) -> RunInfo:
+def _run_of(store: contract.Store, hooks: Hooks, *, every_seconds: float) -> RunInfo:
     """The run that the store belongs to; a host may be there before its trainer, and waits for it."""
     lineage = Lineage(store)
+    hooks.reading(store.url)
     while not lineage.is_committed(0):
         log.info("waiting for a run", store=store.url)
         time.sleep(every_seconds)
+        hooks.reading(store.url)
     return lineage.run
 
 

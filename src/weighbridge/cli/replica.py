@@ -44,10 +44,12 @@ def pull(
     )
     assert settings.replica is not None
     logs.to_stderr(json_lines=log_json or settings.log_json)
+    chosen = store_of(settings)
+    settings.hooks.reading(chosen.url, -1 if version is None else version)
     with showing("fetch") as on_progress:
         result = bring_up(
             settings.replica,
-            store=store_of(settings),
+            store=chosen,
             base=settings.base,
             version=version,
             rollback=rollback,

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from weighbridge.demo.mounts import Mount
 from weighbridge.errors import WeighbridgeError
 from weighbridge.storage.replica.layout import Layout
 
@@ -21,19 +22,18 @@ class DemoFailed(WeighbridgeError, RuntimeError):
 
 
 class HostProcess:
-    """One host. It sees the store through a folder of links, its mount, which an accident may take away."""
+    """One host. It sees the store through its mount, which an accident may take away."""
 
-    def __init__(self, name: str, *, store: Path, base: Path, folder: Path, home: Path) -> None:
+    def __init__(self, name: str, *, mount: Mount, base: Path, folder: Path, home: Path) -> None:
         self.name = name
         self.replica = folder / name / "replica"
-        self.mount = folder / name / "mount"
+        self.mount = mount
         self.log = folder / name / "log"
-        self._store, self._base, self._home = store, base, home
+        self._base, self._home = base, home
         self._ready = folder / name / "ready.json"
         self._process: subprocess.Popen[bytes] | None = None
         self.deaths = 0
-        self.mount.mkdir(parents=True)
-        self.plug_in()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
 
     @property
     def pid(self) -> int:
@@ -44,9 +44,14 @@ class HostProcess:
     def start(self) -> None:
         """Starts the process; `wait_ready` says when it serves."""
         self._ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "weighbridge", "host", "--name", self.name, "--store", str(self.mount)]
+        command = [sys.executable, "-m", "weighbridge", "host", "--name", self.name, "--store", self.mount.url]
         command += ["--base", str(self._base), "--replica", str(self.replica), "--ready-file", str(self._ready)]
-        environment = {**os.environ, "WEIGHBRIDGE_HOME": str(self._home), "WEIGHBRIDGE_THREADS": "1"}
+        environment = {
+            **os.environ,
+            **self.mount.environment,
+            "WEIGHBRIDGE_HOME": str(self._home),
+            "WEIGHBRIDGE_THREADS": "1",
+        }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
@@ -69,18 +74,6 @@ class HostProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._wait()
-
-    def pull_out(self) -> None:
-        """Takes the mount of the versions away: from now on every fetch of this host fails."""
-        (self.mount / "versions").unlink()
-
-    def plug_in(self) -> None:
-        """Puts the mount (back) as it should be."""
-        (self._store / "hosts").mkdir(parents=True, exist_ok=True)
-        for name in ("run.json", "versions", "hosts"):
-            link = self.mount / name
-            if not link.is_symlink():
-                link.symlink_to(self._store / name)
 
     def kill_in_mid_apply(self, *, seconds: float) -> bool:
         """Kills the process with SIGKILL while its replica's journal stands: patches proven, not all of them written.

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weighbridge.cli.options import store_of
 from weighbridge.demo.hosts import DemoFailed, HostProcess
+from weighbridge.demo.mounts import mount_of
 from weighbridge.demo.story import Say, Weighed, weigh
 from weighbridge.errors import SyncIncomplete
+from weighbridge.settings import load_settings
 from weighbridge.values import PushResult
 
 if TYPE_CHECKING:
@@ -42,18 +45,23 @@ class DemoResult:
     bill: tuple[Weighed, ...]
     model_bytes: int
     folder: Path
+    store: str
     ui_url: str
     pids: tuple[int, ...]
     seconds: float
 
 
-def run_demo(*, steps: int, keep: bool, say: Say, pretrain_seconds: float = PRETRAIN_SECONDS) -> DemoResult:
+def run_demo(
+    *, steps: int, keep: bool, say: Say, store: str | None = None, pretrain_seconds: float = PRETRAIN_SECONDS
+) -> DemoResult:
     """Runs the demo in a folder of its own and cleans up after itself, unless `keep` leaves server and hosts up.
+
+    `store` is a URL to use instead of a directory in that folder; what the demo put there stays.
 
     Raises DemoFailed, naming what is kept for a look, and whatever a push raises.
     """
     folder = Path(tempfile.mkdtemp(prefix="weighbridge-demo-"))
-    demo = _Demo(folder, say)
+    demo = _Demo(folder, say, store or str(folder / "store"))
     ended_well = False
     try:
         result = demo.play(steps, pretrain_seconds)
@@ -69,13 +77,21 @@ def run_demo(*, steps: int, keep: bool, say: Say, pretrain_seconds: float = PRET
 
 
 class _Demo:
-    def __init__(self, folder: Path, say: Say) -> None:
+    def __init__(self, folder: Path, say: Say, store: str) -> None:
         self._folder = folder
         self._say = say
         self._home = folder / "home"
-        self._store, self._base = folder / "store", folder / "base"
+        self._store, self._base = store, folder / "base"
+        self._settings = load_settings({"store": store})
+        endpoint = self._settings.store_endpoint
         self._hosts = {
-            name: HostProcess(name, store=self._store, base=self._base, folder=folder, home=self._home)
+            name: HostProcess(
+                name,
+                mount=mount_of(store, folder / name / "mount", endpoint=endpoint),
+                base=self._base,
+                folder=folder,
+                home=self._home,
+            )
             for name in HOSTS
         }
         self._started = time.monotonic()
@@ -111,6 +127,7 @@ class _Demo:
             bill=bill,
             model_bytes=model_bytes,
             folder=self._folder,
+            store=self._store,
             ui_url=server.ui_url,
             pids=tuple(host.pid for host in self._hosts.values()),
             seconds=seconds,
@@ -143,7 +160,6 @@ class _Demo:
         self._say("Three hosts start, in processes of their own. Each copies the base once and proves it: version 0.")
         _ = sync.version  # claims the store, so that hosts find a run in it
         for host in self._hosts.values():
-            host.plug_in()
             host.start()
         for host in self._hosts.values():
             host.wait_ready(seconds=_READY_SECONDS)
@@ -189,7 +205,7 @@ class _Demo:
     ) -> PushResult:
         victim = self._hosts["host-2"]
         self._say("  (accident: host-2 loses its mount of the store; its run fails, and is retried as a user would)")
-        victim.pull_out()
+        victim.mount.pull_out()
         try:
             return sync.push(trainer.state(), labels=labels)
         except SyncIncomplete as incomplete:
@@ -197,10 +213,10 @@ class _Demo:
                 raise
             result = incomplete.result
         finally:
-            victim.plug_in()
+            victim.mount.plug_in()
         outcomes = ", ".join(f"{host.host} {host.outcome}" for host in result.hosts)
         self._say(f"  version {result.version} {result.outcome}: {outcomes}. The mount is back: weighbridge retry")
-        command = [sys.executable, "-m", "weighbridge", "retry", str(result.version), "--store", str(self._store)]
+        command = [sys.executable, "-m", "weighbridge", "retry", str(result.version), "--store", self._store]
         environment = {**os.environ, "WEIGHBRIDGE_HOME": str(self._home)}
         said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         for line in said.stdout.splitlines():
@@ -211,17 +227,15 @@ class _Demo:
 
     def _weigh(self, result: PushResult) -> Weighed:
         from weighbridge.storage.records import host_outcome, latest, outcome_of, read_records
-        from weighbridge.storage.stores import open_store
 
-        records = read_records(open_store(str(self._store)), version=result.version)
+        records = read_records(store_of(self._settings), version=result.version)
         return weigh(result, [host_outcome(r) for r in latest(records).values()], outcome_of(records))
 
     def _versions(self) -> dict[str, int]:
         from weighbridge.storage import history
         from weighbridge.storage.lineage import Lineage
-        from weighbridge.storage.stores import open_store
 
-        return {line.host: line.version for line in history.status(Lineage(open_store(str(self._store))))}
+        return {line.host: line.version for line in history.status(Lineage(store_of(self._settings)))}
 
 
 def _compare(folder: Path, weights: "Mapping[str, Tensor]") -> str:
