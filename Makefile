@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks
 
-.PHONY: help demo test test-stores lint bench dist clean
+.PHONY: help demo test test-stores demo-s3 lint bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ $(VENV)/.stores: $(READY)
 
 test-stores: $(VENV)/.stores  ## the store contract and every fault on real servers (SeaweedFS, fake-gcs-server): at most 15 minutes
 	$(BIN)/python -m pytest -m stores tests/stores
+
+demo-s3: $(VENV)/.stores  ## the demo on S3: a SeaweedFS is started on loopback and stopped
+	$(BIN)/python -m tests.stores.demo_s3
 
 lint: $(READY)  ## ruff and mypy, strict
 	$(BIN)/ruff check $(SOURCES)
