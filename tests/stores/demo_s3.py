@@ -1,4 +1,4 @@
-"""`make demo-s3`: the demo with its versions on S3, on a SeaweedFS that this starts on free loopback ports and stops."""
+"""`make demo-s3`: the demo with its versions on S3, on a SeaweedFS that it starts on free loopback ports and stops."""
 
 import os
 import subprocess

@@ -1,0 +1,161 @@
+"""The commands as people type them, each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+from tests.checkpoints import tiny_weights, trained, write_checkpoint
+from tests.flows.conftest import until
+
+from weighbridge.flows.server import ServerInfo
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+LOG_FIELDS = {"version", "parent", "kind", "digest", "tensors"} | {
+    "changed_elements",
+    "model_bytes",
+    "wire_bytes",
+    "created",
+    "labels",
+}
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """base, v1, v2, v3: a chain of checkpoint folders."""
+    weights = tiny_weights()
+    write_checkpoint(tmp_path / "base", weights)
+    for version in (1, 2, 3):
+        weights = trained(weights, version)
+        write_checkpoint(tmp_path / f"v{version}", weights)
+    return tmp_path
+
+
+@pytest.fixture
+def command(chain: Path, server: ServerInfo, home: Path) -> Command:
+    def run(*words: object) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "weighbridge", *map(str, words)],
+            cwd=chain,
+            env={**os.environ, "WEIGHBRIDGE_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def hosts(chain: Path, home: Path) -> Iterator[Callable[[], None]]:
+    """Starts `weighbridge host` for a and b, and waits until both are ready."""
+    processes = []
+
+    def start() -> None:
+        for name in ("a", "b"):
+            words = ["host", "--name", name, "--store", "S", "--base", "base", "--replica", f"R{name}"]
+            words += ["--ready-file", f"ready-{name}"]
+            with (chain / f"log-{name}").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "weighbridge", *words],
+                        cwd=chain,
+                        env={**os.environ, "WEIGHBRIDGE_HOME": str(home)},
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+        for name in ("a", "b"):
+            ready = chain / f"ready-{name}"
+            until(lambda ready=ready: ready.exists() and json.loads(ready.read_text())["connected"], seconds=90)
+
+    try:
+        yield start
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+def same_tensors(folder: Path, other: Path) -> bool:
+    found, wanted = load_file(folder / "model.safetensors"), load_file(other / "model.safetensors")
+    return found.keys() == wanted.keys() and all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
+
+
+def test_checkpoints_are_published_pulled_proven_listed_and_rebuilt(chain: Path, command: Command) -> None:
+    for version in (1, 2):
+        published = command("sync", f"v{version}", "--store", "S", "--base", "base", "--label", f"step={version}")
+        assert published.returncode == 0, published.stderr
+        assert published.stdout.startswith(f"version {version}: published")
+
+    pulled = command("pull", "--store", "S", "--base", "base", "--replica", "R", "--json")
+    assert json.loads(pulled.stdout)["version"] == 2
+    assert same_tensors(chain / "R" / "current", chain / "v2")
+    assert (chain / "R" / "current" / "config.json").read_bytes() == (chain / "base" / "config.json").read_bytes()
+
+    lines = [json.loads(line) for line in command("log", "--store", "S", "--json").stdout.splitlines()]
+    assert [line["version"] for line in lines] == [2, 1, 0]
+    assert all(line.keys() >= LOG_FIELDS for line in lines)
+    assert lines[0]["labels"] == {"step": "2"}
+    assert command("log", "--store", "S", "-n", "1").stdout.splitlines()[1].startswith("2\tdelta")
+
+    assert command("checkout", 1, "C", "--store", "S", "--base", "base").returncode == 0
+    assert same_tensors(chain / "C", chain / "v1")
+    assert command("verify", "C", "--store", "S").returncode == 0
+    assert command("verify", 2, "--store", "S").returncode == 0
+    shown = json.loads(command("show", 1, "--store", "S", "--json").stdout)
+    assert shown["outcome"] == "published"
+    assert {change["tensor"] for change in shown["tensors"]} <= tiny_weights().keys()
+    assert command("diff", 0, 2, "--store", "S").stdout.count("\n") > 1
+
+
+def test_verify_finds_a_changed_byte_in_any_file_of_a_replica(chain: Path, command: Command) -> None:
+    command("sync", "v1", "--store", "S", "--base", "base")
+    command("pull", "--store", "S", "--base", "base", "--replica", "R")
+    assert command("verify", "R", "--store", "S").returncode == 0
+    files = [
+        path for path in (chain / "R").rglob("*") if path.is_file() and path.stat().st_size and not path.is_symlink()
+    ]
+    assert len(files) >= 8
+    for path in files:
+        before = path.read_bytes()
+        middle = len(before) // 2
+        path.write_bytes(before[:middle] + bytes([before[middle] ^ 1]) + before[middle + 1 :])
+        assert command("verify", "R", "--store", "S").returncode == 9, path
+        path.write_bytes(before)
+
+
+def test_two_hosts_follow_a_sync_and_status_says_so(chain: Path, command: Command, hosts: Callable[[], None]) -> None:
+    command("sync", "v1", "--store", "S", "--base", "base")
+    hosts()
+    synced = command("sync", "v2", "--store", "S", "--base", "base", "--hosts", "a,b", "--json")
+    assert synced.returncode == 0, synced.stderr
+    result = json.loads(synced.stdout)
+    assert (result["version"], result["outcome"]) == (2, "complete")
+    assert {host["host"]: host["version"] for host in result["hosts"]} == {"a": 2, "b": 2}
+    for name in ("Ra", "Rb"):
+        assert same_tensors(chain / name / "current", chain / "v2")
+    status = json.loads(command("status", "--store", "S", "--json").stdout)
+    assert (status["head"], status["outcome"]) == (2, "complete")
+    assert {host["host"]: host["lag"] for host in status["hosts"]} == {"a": 0, "b": 0}
+    assert command("retry", 2, "--store", "S").stdout == "no failed run to retry\n"
+
+
+def test_errors_have_their_own_exit_codes_and_one_line(chain: Path, command: Command) -> None:
+    for words, code in (
+        (("log",), 2),
+        (("log", "--store", "nothing-here"), 8),
+        (("sync", "v1", "--store", "S", "--base", "v9"), 3),
+        (("verify", "no-such-folder", "--store", "S"), 2),
+        (("sync", "v1", "--store", "S", "--base", "base", "--label", "nonsense"), 2),
+    ):
+        said = command(*words)
+        assert said.returncode == code, (words, said.stderr)
+        assert "weighbridge: " in said.stderr
+        assert "Traceback" not in said.stderr
