@@ -1,5 +1,6 @@
 """The command engine against real commands."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -42,11 +43,15 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> 
     noted = tmp_path / "pid"
     engine = CommandEngine(["sh", "-c", f"sleep 60 & echo $! > {noted}; wait"])
     begun = time.monotonic()
-    with pytest.raises(EngineError, match=r"did not end within 1 s and was killed"):
-        engine.reload(tmp_path, 1, seconds=1)
-    assert time.monotonic() - begun < 10
+    with pytest.raises(EngineError, match=r"did not end within 3 s and was killed"):
+        engine.reload(tmp_path, 1, seconds=3)
+    assert time.monotonic() - begun < 30
     child = int(noted.read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # The kill was sent, and the kernel takes its time; who inherits the child may leave it a zombie.
+        while psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() - begun < 30
+            time.sleep(0.02)
 
 
 def test_a_daemon_that_the_command_leaves_behind_holds_nobody_up(tmp_path: Path) -> None:
