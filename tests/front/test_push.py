@@ -280,11 +280,10 @@ def test_a_dataloader_may_fork_while_a_push_is_in_flight(sync: WeightSync) -> No
     assert pending.result(timeout=30).version == 2
 
 
-def test_a_lane_that_cannot_connect_answers_whoever_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", "http://host:port/api")
-    lanes = Lanes(tmp_path / "a home")
+def test_a_lane_that_cannot_connect_answers_whoever_waits(tmp_path: Path) -> None:
+    lanes = Lanes(tmp_path / "a home")  # its blank is more than PostgreSQL's tools can take
     for _ in range(2):
-        with pytest.raises(Exception, match="port"):
+        with pytest.raises(UsageError, match="blanks"):
             lanes.submit(lambda: None).result(timeout=30)
     lanes.close()
 
