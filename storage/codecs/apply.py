@@ -13,24 +13,6 @@ from weighbridge.storage.codecs.contract import CHUNK_BYTES, Bytes, Patch
 from weighbridge.storage.digests import new_hasher
 
 
-def patched_chunk(chunk: Bytes, start: int, patch: Patch, scratch: Bytes) -> Bytes:
-    """A part's chunk, from byte `start` on, as `patch` (whose entries all lie in it) makes it.
-
-    `scratch` has room for the chunk and holds the result unless the chunk stays as it is.
-    """
-    if patch.positions is None:
-        if patch.values.size != chunk.size:
-            raise PayloadCorrupt("a patch of another size than its chunk; nothing was written")
-        return patch.values
-    if not patch.positions.size:
-        return chunk
-    changed = scratch[: chunk.size]
-    np.copyto(changed, chunk)
-    if kernels.write_stretch(changed, start // patch.width, patch, 0) != patch.positions.size:
-        raise PayloadCorrupt("a patch that writes beyond its chunk; nothing was written. Fetch the shard again.")
-    return changed
-
-
 def patched_digest(old: Bytes, patch: Patch, *, digest_kind: str) -> bytes:
     """Raw digest of a part as it will be once `patch` was applied to `old`.
 

@@ -90,12 +90,12 @@ class PartDecoder(ABC):
     """Decodes one part, chunk by chunk in order. Not thread-safe."""
 
     @abstractmethod
-    def feed(self, old: Bytes) -> Patch:
-        """The patch of the next chunk: CHUNK_BYTES of the part's old bytes, or its rest.
+    def feed(self, old: Bytes, new: Bytes) -> None:
+        """Decodes the next chunk: CHUNK_BYTES of the part's old bytes, or its rest, into as many new ones.
 
-        Positions count from the part's start; None means all elements of this chunk. The arrays are the decoder's
-        own until `finish`. Raises PayloadCorrupt for input that no encoder writes, before anything out of bounds is
-        touched; with another `old` than the encoder's the patch is wrong, or PayloadCorrupt is raised.
+        `new` is another array, and of no use after an error. Raises PayloadCorrupt for input that no encoder writes,
+        before anything out of bounds is touched; with another `old` than the encoder's the result is wrong, or
+        PayloadCorrupt is raised.
         """
 
     @abstractmethod

@@ -58,40 +58,40 @@ class ExpGapPartDecoder(PartDecoder):
         self._as_bytes = self._positions.view(np.uint8)
         self._values = np.empty(symbols * group.element.width, np.uint8)
         self._scratch = np.empty(SPAN, np.uint8)
+        self._order = (group.element.sign, group.element.mask)
         self._first = self._used = 0
 
-    def feed(self, old: Bytes) -> Patch:
+    def feed(self, old: Bytes, new: Bytes) -> None:
         """See PartDecoder."""
-        group, start = self._group, self._used
-        unit = group.element
+        group, unit = self._group, self._group.element
+        if old.size != new.size:
+            raise ValueError("old and new bytes differ in size")
         used = k.read_classes(
             kernels.fixed(old),
             self._first,
             UNITS[unit.width],
-            (unit.sign, unit.mask),
+            self._order,
             group.window,
             self._table,
             self._scratch,
             group.streams,
             self._as_bytes,
             self._values,
-            start,
+            self._used,
+            new,
         )
-        kernels.refuse("expgap", max(0, -used))
+        if used < 0:
+            kernels.refuse("expgap", -used)
         self._first += old.size // unit.width
-        self._used = int(used)
-        return self._patch(start)
+        self._used = used
 
     def finish(self) -> Patch:
         """See PartDecoder."""
-        if self._first * self._group.element.width != self._part.nbytes:
+        width = self._group.element.width
+        if self._first * width != self._part.nbytes:
             _refuse("a part of another size than declared")
         kernels.refuse("expgap", k.end_classes(self._table))
-        return self._patch(0)
-
-    def _patch(self, start: int) -> Patch:
-        width = self._group.element.width
-        return Patch(width, self._positions[start : self._used], self._values[start * width : self._used * width])
+        return Patch(width, self._positions[: self._used], self._values[: self._used * width])
 
 
 class _Extents:

@@ -17,6 +17,7 @@ from weighbridge.storage.codecs.windows import choose_window
 
 Table = npt.NDArray[np.int64]
 
+_LOOKED_AT = 1 << 18  # changes by whose steps the symbols of all are chosen, at least
 _DENSE = 0.4  # a class that changes more often than this gets a symbol for every member
 _MEAN_GAP = 16  # what a gap's high part comes to at most on average: few symbols, and next to never 255
 _ESCAPES = 0.015  # the most symbols of a class that may need an escape before it gets wider ones
@@ -100,8 +101,8 @@ class GroupEncoder:
 
     def _plan(self, log: npt.NDArray[np.uint64]) -> Table:
         """How each class is written, and where each begins in streams that are laid out with room to spare."""
-        counts, small = np.zeros(k.MAX_CLASSES, np.int64), np.zeros((k.MAX_CLASSES, 3), np.int64)
-        k.tally(log, 1, counts, small)
+        counts, small = np.zeros(k.MAX_CLASSES, np.int64), np.zeros((k.MAX_CLASSES, 4), np.int64)
+        k.tally(log, max(1, log.size // _LOOKED_AT), counts, small)
         table = np.zeros((self._window.classes, k.COLUMNS), np.int64)
         reached = np.sum(self._reached, axis=0) if self._reached else np.zeros(self._window.classes, np.int64)
         gap_at = low_at = step_at = wide_at = 0
@@ -109,9 +110,9 @@ class GroupEncoder:
             count, members = int(counts[which]), int(self._members[which])
             row[k.DENSE] = int(count > _DENSE * members)
             row[k.SHIFT] = 0 if row[k.DENSE] or not count else max(0, (members // count // _MEAN_GAP).bit_length())
-            row[k.BITS] = next(
-                (bits for bits, fit in zip((2, 4), small[which], strict=False) if count - fit <= _ESCAPES * count), 8
-            )
+            two, four, _, looked = small[which].tolist()
+            fitting = (bits for bits, fit in ((2, two), (4, four)) if looked - fit <= _ESCAPES * looked)
+            row[k.BITS] = next(fitting, 8)
             symbols = int(reached[which]) if row[k.DENSE] else count
             row[[k.GAP, k.LOW, k.STEP, k.WIDE]] = gap_at, 8 * low_at, 8 * step_at, wide_at
             gap_at += 1  # a dense class has a byte to be written at, too
@@ -133,7 +134,7 @@ class GroupEncoder:
         dense = table[:, k.DENSE] == 1
         for index, end in enumerate(self._ends):
             before = table.copy()
-            k.write_classes(log[start:end], table, self._gaps, self._low, self._steps, self._wide, UNITS[8])
+            k.write_classes(log[start:end], table, self._gaps, self._low, self._steps, self._wide, UNITS[1], UNITS[8])
             grown = table - before
             extents[:, index] = grown[:, k.SYMBOL], grown[:, k.GAP], grown[:, k.WIDE]
             extents[1, index] -= np.where(dense, 0, grown[:, k.SYMBOL])

@@ -79,7 +79,7 @@ class FullPartDecoder(PartDecoder):
         self._frames = iter(frames)
         self._done = 0
 
-    def feed(self, old: Bytes) -> Patch:
+    def feed(self, old: Bytes, new: Bytes) -> None:
         """See PartDecoder."""
         chunk = self._values[self._done : self._done + CHUNK_BYTES]
         if old.size != chunk.size:
@@ -88,7 +88,7 @@ class FullPartDecoder(PartDecoder):
         by_element = chunk.reshape(-1, self._width)
         for plane, frame in zip(range(self._width), self._frames, strict=False):
             by_element[:, plane] = streams.decompress(frame, len(by_element))
-        return Patch(self._width, None, chunk)
+        new[:] = chunk
 
     def finish(self) -> Patch:
         """See PartDecoder."""

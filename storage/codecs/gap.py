@@ -133,9 +133,12 @@ class GapPartDecoder(PartDecoder):
         self._state = np.array([-1, 0, 0, 0, 0], np.int64)
         self._first = 0
 
-    def feed(self, old: Bytes) -> Patch:
+    def feed(self, old: Bytes, new: Bytes) -> None:
         """See PartDecoder."""
-        unit, start = self._at.element, int(self._state[2])
+        unit = self._at.element
+        if old.size != new.size:
+            raise ValueError("old and new bytes differ in size")
+        new[:] = old
         error = read_gaps(
             kernels.fixed(old),
             self._first,
@@ -143,13 +146,13 @@ class GapPartDecoder(PartDecoder):
             unit.sign,
             unit.mask,
             self._state,
-            *self._streams,
+            self._streams,
             self._positions,
             self._values,
+            new,
         )
         kernels.refuse("gap", error)
         self._first += old.size // unit.width
-        return self._patch(start, int(self._state[2]))
 
     def finish(self) -> Patch:
         """See PartDecoder."""
@@ -161,11 +164,7 @@ class GapPartDecoder(PartDecoder):
             kernels.refuse("gap", BEYOND_END)
         if gap_end < gaps.size or wide_end < wide.size:
             kernels.refuse("gap", LEFT_OVER)
-        return self._patch(0, step_end)
-
-    def _patch(self, start: int, stop: int) -> Patch:
-        width = self._at.element.width
-        return Patch(width, self._positions[start:stop], self._values[start * width : stop * width])
+        return Patch(self._at.element.width, self._positions, self._values)
 
 
 def _lay_out(counts: npt.NDArray[np.int64], parts: Sequence[PartShape]) -> tuple[tuple[_Stretch, ...], dict[str, int]]:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weighbridge.errors import PayloadCorrupt
-from weighbridge.storage.codecs import streams
+from weighbridge.storage.codecs import kernels, streams
 from weighbridge.storage.codecs.contract import (
     Bytes,
     Codec,
@@ -90,16 +90,14 @@ class OverwritePartDecoder(PartDecoder):
 
     def __init__(self, part: PartShape, positions: npt.NDArray[np.uint32], values: Bytes) -> None:
         self._patch = Patch(item_bytes(part.dtype), positions, values)
-        self._positions, self._nbytes = positions, part.nbytes
-        self._done = 0
+        self._nbytes = part.nbytes
+        self._done = self._written = 0
 
-    def feed(self, old: Bytes) -> Patch:
+    def feed(self, old: Bytes, new: Bytes) -> None:
         """See PartDecoder."""
-        width = self._patch.width
-        edges = self._done // width, (self._done + old.size) // width
-        start, stop = np.searchsorted(self._positions, edges).tolist()
+        new[:] = old
+        self._written = kernels.write_stretch(new, self._done // self._patch.width, self._patch, self._written)
         self._done += old.size
-        return Patch(width, self._positions[start:stop], self._patch.values[start * width : stop * width])
 
     def finish(self) -> Patch:
         """See PartDecoder."""

@@ -12,7 +12,6 @@ from safetensors.numpy import save
 
 from weighbridge.errors import HeaderError, PayloadCorrupt, UsageError
 from weighbridge.storage.codecs import kernels
-from weighbridge.storage.codecs.apply import patched_chunk
 from weighbridge.storage.codecs.choice import choose_codec, take_sample
 from weighbridge.storage.codecs.contract import (
     CHUNK_BYTES,
@@ -115,17 +114,20 @@ class ShardDecoder:
     def decode(self, row: int, old: Bytes) -> Patch:
         """The patch of the row-th part, given its old bytes, which stay as they are. Raises PayloadCorrupt."""
         part, old = self._part(row), kernels.fixed(old)
+        new = np.empty(min(CHUNK_BYTES, old.size), np.uint8)
         for start in range(0, old.size, CHUNK_BYTES):
-            part.feed(old[start : start + CHUNK_BYTES])
+            chunk = old[start : start + CHUNK_BYTES]
+            part.feed(chunk, new[: chunk.size])
         return part.finish()
 
     def decode_digested(self, row: int, old: Bytes, *, digest_kind: str) -> tuple[Patch, bytes]:
         """The same, and the raw digest that the part will have: in one pass, while each chunk is in the cache."""
         part, old, hasher = self._part(row), kernels.fixed(old), new_hasher(digest_kind)
-        scratch = np.empty(min(CHUNK_BYTES, old.size), np.uint8)
+        new = np.empty(min(CHUNK_BYTES, old.size), np.uint8)
         for start in range(0, old.size, CHUNK_BYTES):
             chunk = old[start : start + CHUNK_BYTES]
-            hasher.update(patched_chunk(chunk, start, part.feed(chunk), scratch).data)
+            part.feed(chunk, new[: chunk.size])
+            hasher.update(new[: chunk.size].data)
         return part.finish(), hasher.digest()
 
     def _part(self, row: int) -> PartDecoder:

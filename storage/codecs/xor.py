@@ -81,14 +81,14 @@ class XorPartDecoder(PartDecoder):
         self._values = np.empty(difference.size, np.uint8)
         self._done = 0
 
-    def feed(self, old: Bytes) -> Patch:
+    def feed(self, old: Bytes, new: Bytes) -> None:
         """See PartDecoder."""
         at = slice(self._done, self._done + old.size)
         if at.stop > self._values.size:
             raise PayloadCorrupt("xor: a part of another size than declared; nothing was written")
         np.bitwise_xor(old, self._difference[at], out=self._values[at])
         self._done = at.stop
-        return Patch(self._width, None, self._values[at])
+        new[:] = self._values[at]
 
     def finish(self) -> Patch:
         """See PartDecoder."""

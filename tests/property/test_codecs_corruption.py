@@ -139,7 +139,7 @@ def test_expgap_decodes_any_gaps_and_symbols_without_touching_what_is_not_its_ow
         old = guarded(source.old)
         try:
             part_decoder = decoder.part(index)
-            part_decoder.feed(old)
+            part_decoder.feed(old, guarded(old))
             patch = part_decoder.finish()
         except PayloadCorrupt:
             continue

@@ -20,6 +20,7 @@ from weighbridge.storage.codecs.kernels.lanes import (
     SPAN,
     changed_mask,
     class_mask,
+    copy_block,
     count_bits,
     count_class,
     exponent_classes,
@@ -169,50 +170,54 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
 
 @kernel
 def tally(log, stride, counts, small):  # type: ignore[no-untyped-def]
-    """Of every stride-th logged change: how many per class, and how many of them have codes below 2, 14 and 254."""
+    """How many logged changes each class has; and, of every stride-th one, how many have codes below 2, 14 and 254.
+
+    The last column of `small` counts those that were looked at.
+    """
+    for i in range(log.size):
+        counts[(log[i] >> np.uint64(CLASS_AT)) & np.uint64(MAX_CLASSES - 1)] += 1
     for i in range(0, log.size, stride):
-        which = np.int64((log[i] >> np.uint64(CLASS_AT)) & np.uint64(MAX_CLASSES - 1))
+        which = (log[i] >> np.uint64(CLASS_AT)) & np.uint64(MAX_CLASSES - 1)
         code = log[i] & np.uint64((1 << CODE_BITS) - 1)
-        counts[which] += 1
         small[which, 0] += code < np.uint64(2)
         small[which, 1] += code < np.uint64(14)
         small[which, 2] += code < np.uint64(254)
+        small[which, 3] += 1
 
 
 @kernel
-def write_classes(log, table, gaps, low, steps, wide, word):  # type: ignore[no-untyped-def]
+def write_classes(log, table, gaps, low, steps, wide, byte, word):  # type: ignore[no-untyped-def]
     """Writes logged changes into the streams of their classes; `low` and `steps` were zero. The caller leaves room.
 
-    `word` is the unit of 8 bytes.
+    `byte` and `word` are the units of 1 and 8 bytes. Nothing here branches on the class, which no processor could
+    guess: a dense class keeps no low bits (its SHIFT is 0), and the one gap byte that is written for it is not used.
     """
     for i in range(log.size):
-        which = np.int64((log[i] >> np.uint64(CLASS_AT)) & np.uint64(MAX_CLASSES - 1))
+        which = (log[i] >> np.uint64(CLASS_AT)) & np.uint64(MAX_CLASSES - 1)
         code = log[i] & np.uint64((1 << CODE_BITS) - 1)
         gap = np.int64(log[i] >> np.uint64(GAP_AT))
-        # Without branches on the class, which no processor could guess. A dense class keeps no low bits (SHIFT is 0),
-        # and the one gap byte that is written for it is not its own and not used.
         dense, shift, at = table[which, DENSE], table[which, SHIFT], table[which, SYMBOL]
         bit = table[which, LOW] + at * shift
         kept = np.uint64(gap) & ((np.uint64(1) << np.uint64(shift)) - np.uint64(1))
         store(low, bit >> 3, load(low, bit >> 3, word) | (kept << np.uint64(bit & 7)), word)
         at += gap * dense
-        symbol = code + np.uint64(dense)
         high = (gap >> shift) * (1 - dense)
         end = table[which, GAP]
         while high >= 255:
-            gaps[end] = 255
+            store(gaps, end, np.uint64(255), byte)
             end += 1
             high -= 255
-        gaps[end] = high
+        store(gaps, end, np.uint64(high), byte)
         table[which, GAP] = end + 1 - dense
         bits = table[which, BITS]
         escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+        symbol = code + np.uint64(dense)
         if symbol >= escape:
             wide[table[which, WIDE]] = code
             table[which, WIDE] += 1
             symbol = escape
         bit = table[which, STEP] + at * bits
-        steps[bit >> 3] |= np.uint8(symbol << np.uint64(bit & 7))
+        store(steps, bit >> 3, load(steps, bit >> 3, byte) | (symbol << np.uint64(bit & 7)), byte)
         table[which, SYMBOL] = at + 1
 
 
@@ -228,12 +233,12 @@ def end_classes(table):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def read_classes(old, first, unit, order, window, table, classes, streams, positions, values, used):  # type: ignore[no-untyped-def]
+def read_classes(old, first, unit, order, window, table, classes, streams, positions, values, used, new):  # type: ignore[no-untyped-def]
     """Decodes a chunk whose first element is the part's `first`; returns how much of `positions` is used, or -error.
 
     `order` is sign and mask; `streams` are gaps, low bits (8 bytes longer than what they hold), steps, wide codes (as
     bytes, four each) and the units of 1, 4 and 8 bytes. `positions` is given as bytes, too; it and `values` have room
-    for one entry more than the part has symbols left.
+    for one entry more than the part has symbols left. `new` gets the chunk as it becomes.
     """
     sign, mask = order
     gaps, low, steps, wide, byte, four, eight = streams
@@ -243,14 +248,15 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
         if start + SPAN <= count:
             for j in range(0, SPAN, 64):
                 exponent_classes(old, (start + j) * width_of(unit), classes, j, unit, window)
+                copy_block(old, new, (start + j) * width_of(unit), unit)
         else:
             for j in range(SPAN):
                 classes[j] = 255  # no class: elements beyond the end
                 if start + j < count:
-                    field = (load(old, (start + j) * width_of(unit), unit) >> np.uint64(window[0])) & np.uint64(
-                        window[1]
-                    )
-                    classes[j] = min(max(np.int64(field), window[2]) - window[2], window[3])
+                    pattern = load(old, (start + j) * width_of(unit), unit)
+                    store(new, (start + j) * width_of(unit), pattern, unit)
+                    field = np.int64((pattern >> np.uint64(window[0])) & np.uint64(window[1]))
+                    classes[j] = min(max(field, window[2]) - window[2], window[3])
         for which in range(table.shape[0]):
             seen = table[which, SEEN]
             stop = seen + count_class(classes, which)
@@ -292,9 +298,11 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
                     word = masks[at]
                     index = start + at * 64 + select_bit(word, rank - np.int64(sums[at]) + count_bits(word))
                     store(positions, used * 4, np.uint64(first + index), four)
-                    pattern = stepped(load(old, index * width_of(unit), unit), code, sign, mask)
+                    before = load(old, index * width_of(unit), unit)
+                    pattern = stepped(before, code, sign, mask)
                     store(values, used * width_of(unit), pattern, unit)
                     used += np.int64(1) if symbol >= dense else np.int64(0)
+                    store(new, index * width_of(unit), pattern if symbol >= dense else before, unit)
                 # To the next member that has a symbol.
                 if symbol_at >= symbol_end:
                     wanted = np.int64(NEVER)

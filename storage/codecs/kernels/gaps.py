@@ -120,12 +120,14 @@ def scan_gaps(old, new, unit, sign, mask, first, state, gaps, steps, wide):  # t
 
 
 @kernel
-def read_gaps(old, first, unit, sign, mask, state, gaps, steps, wide, positions, values):  # type: ignore[no-untyped-def]
-    """Decodes a chunk whose first element is the part's `first` into the part's `positions` and `values`.
+def read_gaps(old, first, unit, sign, mask, state, streams, positions, values, new):  # type: ignore[no-untyped-def]
+    """Decodes a chunk whose first element is the part's `first` into the part's `positions` and `values`, and into
+    `new`, which holds the old chunk.
 
     `state` holds the last position (or the next one, where `state[4]` says so), and how much of `gaps`, `steps` and
     `wide` is used. Returns an error code.
     """
+    gaps, steps, wide = streams
     limit = first + old.size // width_of(unit)
     position, gap_end, step_end, wide_end, pending = state[0], state[1], state[2], state[3], state[4]
     error = 0
@@ -159,6 +161,7 @@ def read_gaps(old, first, unit, sign, mask, state, gaps, steps, wide, positions,
         positions[step_end] = position
         pattern = stepped(load(old, (position - first) * width_of(unit), unit), code, sign, mask)
         store(values, step_end * width_of(unit), pattern, unit)
+        store(new, (position - first) * width_of(unit), pattern, unit)
         step_end += 1
         pending = 0
     state[0], state[1], state[2], state[3], state[4] = position, gap_end, step_end, wide_end, pending

@@ -172,13 +172,30 @@ def _plain_select_bit(word: np.uint64, rank: int) -> int:
 
 
 @intrinsic
+def _copy_block(typing: Any, old: Any, new: Any, index: Any, unit: Any) -> Any:
+    lanes = ir.VectorType(ir.IntType(unit.dtype.bitwidth), 64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = load_any(context, builder, signature.args[0], args[0], args[2], lanes)
+        builder.store(value, address(context, builder, signature.args[1], args[1], args[2], lanes), align=1)
+        return context.get_dummy_value()
+
+    return types.void(old, new, types.int64, unit), codegen
+
+
+def _plain_copy_block(old: Bytes, new: Bytes, index: int, unit: Any) -> None:
+    size = 64 * unit.itemsize
+    checked(new, index, size)[:] = checked(old, index, size)
+
+
+@intrinsic
 def _find_block(typing: Any, sums: Any, rank: Any) -> Any:
     lanes = ir.VectorType(ir.IntType(32), SPAN // 64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = load_any(context, builder, signature.args[0], args[0], ir.Constant(WORD, 0), lanes)
         wanted = _splat(builder, builder.trunc(args[1], ir.IntType(32)), SPAN // 64)
-        below = builder.bitcast(builder.icmp_unsigned("<=", value, wanted), _BYTE)
+        below = builder.bitcast(builder.icmp_unsigned("<=", value, wanted), ir.IntType(SPAN // 64))
         return builder.zext(builder.ctpop(below), WORD)
 
     return types.int64(sums, types.int64), codegen
@@ -215,6 +232,9 @@ select_bit: Callable[..., Any] = _plain_select_bit
 if JIT:
     has_deposit = "bmi2" in _host_features()
     select_bit = _select_bit if has_deposit else _select_bit_anywhere
+
+copy_block: Callable[..., Any] = _copy_block if JIT else _plain_copy_block
+"""copy_block(old, new, index, unit): copies the 64 elements from a byte index on."""
 
 find_block: Callable[..., Any] = _find_block if JIT else _plain_find_block
 """find_block(sums, rank): how many of the first SPAN / 64 uint32 are at most `rank`."""
