@@ -53,8 +53,9 @@ class ExpGapPartDecoder(PartDecoder):
 
     def __init__(self, group: GroupDecoder, part: PartShape, table: Table) -> None:
         self._group, self._part, self._table = group, part, table
-        symbols = int((table[:, k.SYMBOL_END] - table[:, k.SYMBOL]).sum()) + 1
+        symbols = int((table[:, k.SYMBOL_END] - table[:, k.SYMBOL]).sum())
         self._positions = np.empty(symbols, np.uint32)
+        self._queue = np.empty(8 * k.QUEUE * len(table), np.uint8)
         self._as_bytes = self._positions.view(np.uint8)
         self._values = np.empty(symbols * group.element.width, np.uint8)
         self._scratch = np.empty(SPAN, np.uint8)
@@ -75,6 +76,7 @@ class ExpGapPartDecoder(PartDecoder):
             self._table,
             self._scratch,
             group.streams,
+            self._queue,
             self._as_bytes,
             self._values,
             self._used,

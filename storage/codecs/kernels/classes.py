@@ -7,7 +7,7 @@ worked out bit by bit. Tables are int64, one row a class; the names below are th
 
 import numpy as np
 
-from weighbridge.storage.codecs.kernels.compiler import kernel
+from weighbridge.storage.codecs.kernels.compiler import inlined, kernel
 from weighbridge.storage.codecs.kernels.gaps import (
     BAD_STEP,
     BEYOND_END,
@@ -40,9 +40,13 @@ MAX_ELEMENTS = 1 << (64 - GAP_AT)
 SHIFT, BITS, DENSE, LOW, STEP = 0, 1, 2, 3, 4
 # Where an encoder or a decoder is: next gap byte, symbol and wide code, and (decoder) their ends.
 GAP, SYMBOL, WIDE, GAP_END, SYMBOL_END, WIDE_END = 5, 6, 7, 8, 9, 10
-# A decoder's class: members seen so far, and the rank of the next one that has a symbol (-1 before the first).
-SEEN, NEXT = 11, 12
-COLUMNS = 13
+# A decoder's class: members seen so far; the rank of the next changed one (-1 before the first); what of its queue is
+# used and filled; and how many unchanged members wait to be counted before the next changed one of a dense class.
+SEEN, NEXT, TAKEN, FILLED, WAITING = 11, 12, 13, 14, 15
+COLUMNS = 16
+QUEUE = 512
+"""Changes of a class that are read ahead: each a word, how far its rank is ahead of the one before, and its code."""
+AHEAD_AT = 32
 NEVER = 1 << 62
 
 MANY = 12
@@ -225,23 +229,80 @@ def write_classes(log, table, gaps, low, steps, wide, byte, word):  # type: igno
 def end_classes(table):  # type: ignore[no-untyped-def]
     """Whether a part used up exactly what is its own. Returns an error code."""
     for which in range(table.shape[0]):
-        if table[which, SYMBOL] < table[which, SYMBOL_END]:
+        if table[which, TAKEN] < table[which, FILLED] or table[which, SYMBOL] < table[which, SYMBOL_END]:
             return BEYOND_END
         if table[which, GAP] != table[which, GAP_END] or table[which, WIDE] != table[which, WIDE_END]:
             return LEFT_OVER
     return 0
 
 
+@inlined
+def read_ahead(which, table, streams, mask, queue):  # type: ignore[no-untyped-def]
+    """Fills a class's queue with its next changes, at least one while there are any. Returns an error code.
+
+    Apart from the walk through the members, so that each is a short loop that a processor can run ahead in.
+    """
+    gaps, low, steps, wide, byte, four, eight = streams
+    shift, bits, dense = table[which, SHIFT], table[which, BITS], np.uint64(table[which, DENSE])
+    symbol_at, symbol_end = table[which, SYMBOL], table[which, SYMBOL_END]
+    gap_at, gap_end = table[which, GAP], table[which, GAP_END]
+    wide_at, wide_end = table[which, WIDE], table[which, WIDE_END]
+    ahead = table[which, WAITING]
+    kept = (np.uint64(1) << np.uint64(shift)) - np.uint64(1)
+    escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    filled = np.int64(0)
+    while filled == 0 and symbol_at < symbol_end:
+        for at in range(symbol_at, min(symbol_end, symbol_at + QUEUE)):
+            bit = table[which, STEP] + at * bits
+            symbol = (load(steps, bit >> 3, byte) >> np.uint64(bit & 7)) & escape
+            code = symbol - dense
+            if symbol == escape:
+                if wide_at >= wide_end:
+                    return TRUNCATED
+                code = load(wide, wide_at * 4, four)
+                wide_at += 1
+                if code < escape - dense or code >= mask:
+                    return BAD_STEP
+            if dense:
+                ahead += 1
+            else:
+                if gap_at >= gap_end:
+                    return TRUNCATED
+                piece = np.int64(load(gaps, gap_at, byte))
+                gap_at += 1
+                gap = piece
+                while piece == 255:
+                    if gap_at >= gap_end:
+                        return TRUNCATED
+                    piece = np.int64(load(gaps, gap_at, byte))
+                    gap_at += 1
+                    gap += piece
+                bit = table[which, LOW] + at * shift
+                tail = (load(low, bit >> 3, eight) >> np.uint64(bit & 7)) & kept
+                # A gap beyond the largest part is as good as the largest: it is found out at the part's end.
+                ahead = min(1 + ((gap << shift) | np.int64(tail)), np.int64(MAX_ELEMENTS))
+            word = (np.uint64(ahead) << np.uint64(AHEAD_AT)) | (code & np.uint64((1 << AHEAD_AT) - 1))
+            store(queue, (which * QUEUE + filled) * 8, word, eight)
+            # An unchanged member's word is written over, and it counts for the next: better than a branch.
+            filled += np.int64(1) if symbol >= dense else np.int64(0)
+            ahead = np.int64(0) if symbol >= dense else ahead
+        symbol_at = min(symbol_end, symbol_at + QUEUE)
+    table[which, SYMBOL], table[which, GAP], table[which, WIDE] = symbol_at, gap_at, wide_at
+    table[which, TAKEN], table[which, FILLED], table[which, WAITING] = 0, filled, ahead
+    return 0
+
+
 @kernel
-def read_classes(old, first, unit, order, window, table, classes, streams, positions, values, used, new):  # type: ignore[no-untyped-def]
+def read_classes(old, first, unit, order, window, table, classes, streams, queue, positions, values, used, new):  # type: ignore[no-untyped-def]
     """Decodes a chunk whose first element is the part's `first`; returns how much of `positions` is used, or -error.
 
     `order` is sign and mask; `streams` are gaps, low bits (8 bytes longer than what they hold), steps, wide codes (as
-    bytes, four each) and the units of 1, 4 and 8 bytes. `positions` is given as bytes, too; it and `values` have room
-    for one entry more than the part has symbols left. `new` gets the chunk as it becomes.
+    bytes, four each) and the units of 1, 4 and 8 bytes. `queue` (QUEUE words a class) and `positions` are given as
+    bytes, too. `positions` and `values` have room for all symbols that the part has left. `new` gets the chunk as it
+    becomes.
     """
     sign, mask = order
-    gaps, low, steps, wide, byte, four, eight = streams
+    four, eight = streams[5], streams[6]
     count = old.size // width_of(unit)
     masks, sums = np.zeros(SPAN // 64, np.uint64), np.zeros(SPAN // 64, np.uint32)
     for start in range(0, count, SPAN):
@@ -264,65 +325,35 @@ def read_classes(old, first, unit, order, window, table, classes, streams, posit
             wanted = table[which, NEXT]
             if wanted >= stop:
                 continue
-            shift, bits = table[which, SHIFT], table[which, BITS]
-            low_at, step_at = table[which, LOW], table[which, STEP]
-            symbol_at, symbol_end = table[which, SYMBOL], table[which, SYMBOL_END]
-            gap_at, gap_end = table[which, GAP], table[which, GAP_END]
-            wide_at, wide_end = table[which, WIDE], table[which, WIDE_END]
-            dense = np.uint64(table[which, DENSE])
-            kept = (np.uint64(1) << np.uint64(shift)) - np.uint64(1)
-            escape = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
             total = np.int64(0)
             for block in range(SPAN // 64):
                 word = class_mask(classes, block * 64, which)
                 total += count_bits(word)
                 masks[block] = word
                 sums[block] = total
+            taken, filled = table[which, TAKEN], table[which, FILLED]
             while wanted < stop:
                 if wanted >= 0:
-                    # The symbol of the member whose rank is wanted.
-                    bit = step_at + symbol_at * bits
-                    symbol_at += 1
-                    symbol = (load(steps, bit >> 3, byte) >> np.uint64(bit & 7)) & escape
-                    code = symbol - dense
-                    if symbol == escape:
-                        if wide_at >= wide_end:
-                            return -TRUNCATED
-                        code = load(wide, wide_at * 4, four)
-                        wide_at += 1
-                        if code < escape - dense or code >= mask:
-                            return -BAD_STEP
-                    # A dense class's symbol 0 is written too, and then written over: better than a branch.
+                    code = load(queue, (which * QUEUE + taken) * 8, eight) & np.uint64((1 << AHEAD_AT) - 1)
+                    taken += 1
                     rank = wanted - seen
                     at = find_block(sums, rank)
                     word = masks[at]
                     index = start + at * 64 + select_bit(word, rank - np.int64(sums[at]) + count_bits(word))
+                    pattern = stepped(load(old, index * width_of(unit), unit), code, sign, mask)
                     store(positions, used * 4, np.uint64(first + index), four)
-                    before = load(old, index * width_of(unit), unit)
-                    pattern = stepped(before, code, sign, mask)
                     store(values, used * width_of(unit), pattern, unit)
-                    used += np.int64(1) if symbol >= dense else np.int64(0)
-                    store(new, index * width_of(unit), pattern if symbol >= dense else before, unit)
-                # To the next member that has a symbol.
-                if symbol_at >= symbol_end:
-                    wanted = np.int64(NEVER)
-                elif dense:
-                    wanted += 1
-                else:
-                    bit = low_at + symbol_at * shift
-                    tail = (load(low, bit >> 3, eight) >> np.uint64(bit & 7)) & kept
-                    if gap_at >= gap_end:
-                        return -TRUNCATED
-                    piece = np.int64(load(gaps, gap_at, byte))
-                    gap_at += 1
-                    gap = piece
-                    while piece == 255:
-                        if gap_at >= gap_end:
-                            return -TRUNCATED
-                        piece = np.int64(load(gaps, gap_at, byte))
-                        gap_at += 1
-                        gap += piece
-                    wanted += 1 + ((gap << shift) | np.int64(tail))
-            table[which, NEXT], table[which, SYMBOL] = wanted, symbol_at
-            table[which, GAP], table[which, WIDE] = gap_at, wide_at
+                    store(new, index * width_of(unit), pattern, unit)
+                    used += 1
+                if taken == filled:
+                    error = read_ahead(which, table, streams, mask, queue)
+                    if error:
+                        return -error
+                    taken, filled = np.int64(0), table[which, FILLED]
+                    if filled == 0:
+                        wanted = np.int64(NEVER)
+                        break
+                ahead = load(queue, (which * QUEUE + taken) * 8, eight) >> np.uint64(AHEAD_AT)
+                wanted += np.int64(ahead)
+            table[which, NEXT], table[which, TAKEN] = wanted, taken
     return used
