@@ -20,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 
 _CODES = 64  # codes told apart when steps are surveyed
 _STRIDE = 4  # of a sample's elements, every so many-th is counted
-_CLASS_SHARE = 0.002  # a class must save this share of all bits, for the time that it takes,
+_CLASS_SHARE = 0.0005  # a class must save this share of all bits, for the time that it takes,
 _CLASS_BITS = 400.0  # and what its Huffman tables and extents take
 
 
