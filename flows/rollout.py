@@ -14,13 +14,14 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext, SyncClientContext
 from prefect.states import Completed, Failed
 
-from weighbridge.errors import UsageError
+from weighbridge.errors import CorruptData, UsageError
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_hosts
 from weighbridge.flows.context import store_here
 from weighbridge.flows.deployments import ensure_deployment
 from weighbridge.flows.dispatch import dispatch, follow
 from weighbridge.storage.clock import Clock, SystemClock
+from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import SERVED, SUPERSEDED, host_outcome, latest, outcome_of, read_records, write_record
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostOutcome, HostRecord
@@ -86,7 +87,7 @@ def hosts_outcome(store: Store, *, version: int, hosts: Sequence[str]) -> tuple[
 
     "pending" stands for a host that has not answered yet, in both.
     """
-    records = [r for r in read_records(store, version=version) if r.host in set(hosts)]
+    records = [r for r in read_records(store, version=version, on_corrupt=_name_it) if r.host in set(hosts)]
     counted = latest(records)
     table = tuple(host_outcome(counted[h]) if h in counted else HostOutcome(h, PENDING, -1, {}) for h in hosts)
     return (PENDING if len(counted) < len(hosts) else outcome_of(records)), table
@@ -96,7 +97,8 @@ def write_missed(
     store: Store, *, run: str, version: int, hosts: Sequence[str], runs: Mapping[str, FlowRun], clock: Clock
 ) -> None:
     """Writes, in the rollout's own name, a record for each host that has none: it never answered."""
-    answered = {r.host for r in read_records(store, version=version)}
+    answered = {r.host for r in read_records(store, version=version, on_corrupt=_name_it)}
+    head = Lineage(store, floor=version).head() if set(hosts) - answered else version
     for host in hosts:
         if host in answered:
             continue
@@ -120,6 +122,7 @@ def write_missed(
                 repaired=0,
                 error=f"the host did not answer by the deadline; its run is {seen}. It catches up once it is back.",
                 by="rollout",
+                head=head,
             ),
         )
 
@@ -135,6 +138,10 @@ def _state(outcome: str, table: Sequence[HostOutcome], *, version: int, needed: 
         return Completed(name=names.ENOUGH, message=f"{said}; {needed} were asked for. {late}")
     log.error("rollout is partial", version=version, hosts=late)
     return Failed(name=names.PARTIAL, message=f"{said}. {late}")
+
+
+def _name_it(fault: CorruptData) -> None:
+    log.warning("a host's record cannot be read, and does not count", error=str(fault))
 
 
 def _is_completed(flow_run: FlowRun) -> bool:

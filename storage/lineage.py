@@ -1,16 +1,15 @@
 """A run's versions as a reader sees them: which run a root belongs to, which version is the head, and the hash chain
 that leads to it. Only reads; claiming a root and committing to it is `publisher.py`."""
 
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
-from weighbridge.storage import strict_json
 from weighbridge.storage.digests import DIGESTS
 from weighbridge.storage.manifest import check_name, from_bytes, manifest_key, version_folder
+from weighbridge.storage.sealed_json import seal, unseal
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import Manifest
 
@@ -30,22 +29,13 @@ class RunInfo:
 
     def to_bytes(self) -> bytes:
         """run.json's bytes."""
-        fields = {
-            "format": 1,
-            "run_id": self.run_id,
-            "digest_kind": self.digest_kind,
-            "base_digest": self.base_digest,
-            "created_ns": self.created_ns,
-        }
-        return json.dumps(fields, indent=1).encode()
+        return seal({"format": 1, **asdict(self)})
 
 
 def parse_run(data: bytes, where: str) -> RunInfo:
     """Reads run.json's bytes. Raises LineageError when they are not a run this version of weighbridge can read."""
     try:
-        fields = strict_json.parse(data)
-        if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object")
+        fields = unseal(data)
         if type(fields["format"]) is not int or fields["format"] != 1 or fields["digest_kind"] not in DIGESTS:
             raise ValueError(f"format {fields['format']!r} with digests {fields['digest_kind']!r} is not known here")
         if not _HEX64.fullmatch(fields["base_digest"]):
@@ -65,8 +55,10 @@ def parse_run(data: bytes, where: str) -> RunInfo:
 class Lineage:
     """The committed versions under one root. Thread-safe for readers; keeps the manifests it read last."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, floor: int = -1) -> None:
+        """`floor` is a version known to be committed: nothing below it is listed to find the head."""
         self.store = store
+        self._floor = floor
         self._run: RunInfo | None = None
         self._seen: OrderedDict[int, Manifest] = OrderedDict()
         self._head = -1
@@ -117,9 +109,10 @@ class Lineage:
     def head(self) -> int:
         """The newest committed version; -1 when not even version 0 stands. Asks the store, and never goes back."""
         if self._head < 0:
-            names = [n for n in self.store.folders("versions") if n.isascii() and n.isdigit()]
+            listed = self.store.folders_after("versions", "" if self._floor < 0 else f"{self._floor:012d}")
+            above = sorted((int(n) for n in listed if n.isascii() and n.isdigit()), reverse=True)
             # Folders above the head are attempts under way, or dead: walk down to one that was committed.
-            self._head = next((v for v in sorted(map(int, names), reverse=True) if self.is_committed(v)), -1)
+            self._head = next((v for v in above if self.is_committed(v)), self._floor)
         head = self._head
         while self.is_committed(head + 1):
             head += 1

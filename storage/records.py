@@ -1,56 +1,98 @@
 """The hosts' records: one immutable object an attempt, and what they say together. A version's outcome is a function of
 these records and nothing else."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from weighbridge.errors import CorruptData
-from weighbridge.storage import strict_json
 from weighbridge.storage.manifest import check_name
+from weighbridge.storage.sealed_json import seal, unseal
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostOutcome, HostRecord
 
 SERVED = "served"
 SUPERSEDED = "superseded"
+_FOLDER = "hosts"
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("run_id", "host", "attempt", "outcome", "stage", "state_digest", "engine", "error", "by"), str),
-    **dict.fromkeys(("version", "from_version", "started_ns", "ended_ns", "fetched_bytes", "repaired"), int),
+    **dict.fromkeys(("version", "from_version", "started_ns", "ended_ns", "fetched_bytes", "repaired", "head"), int),
     "seconds": dict,
 }
+_KEY = re.compile(r"hosts/(?P<host>[^/]+)/(?P<head>[0-9]{12})-(?P<version>[0-9]{12})-(?P<attempt>[^/]+)")
 
 
 def record_key(record: HostRecord) -> str:
-    """Where a record stands; unique to its attempt."""
-    return f"hosts/{check_name('host', record.host)}/{record.version:012d}-{record.attempt}"
+    """Where a record stands; unique to its attempt, and in the order of `head`, so that a host's newest come last."""
+    host = check_name("host", record.host)
+    return f"{_FOLDER}/{host}/{record.head:012d}-{record.version:012d}-{record.attempt}"
 
 
 def write_record(store: Store, record: HostRecord) -> None:
     """Writes one record; repeating it is safe, since the name is unique to the attempt."""
-    # An error's text may hold a file name that is no Unicode; it must not make the record unreadable.
-    text = json.dumps(asdict(record), sort_keys=True, ensure_ascii=False, allow_nan=False)
-    data = text.encode(errors="replace")
-    store.put(record_key(record), data)
+    store.put(record_key(record), seal(asdict(record)))
 
 
-def read_records(store: Store, *, host: str | None = None, version: int | None = None) -> list[HostRecord]:
+def record_hosts(store: Store) -> list[str]:
+    """The hosts that ever reported, by name; one that is just about to may be among them."""
+    return list(store.folders(_FOLDER))
+
+
+def record_keys(store: Store, host: str, *, head: int = -1) -> Iterator[str]:
+    """The keys of a host's records with at least this `head`, in its order."""
+    folder = f"{_FOLDER}/{check_name('host', host)}"
+    after = f"{folder}/{head:012d}" if head >= 0 else ""
+    return (info.key for info in store.list_after(folder, after))
+
+
+def version_of(key: str) -> int:
+    """The version that a record's key names; -1 for a key that no host writes."""
+    match = _KEY.fullmatch(key)
+    return int(match["version"]) if match else -1
+
+
+def head_of(key: str) -> int:
+    """The `head` that a record's key names; -1 for a key that no host writes."""
+    match = _KEY.fullmatch(key)
+    return int(match["head"]) if match else -1
+
+
+def read_record(store: Store, key: str) -> HostRecord:
+    """One record, proven by its own digest. Raises CorruptData, naming it."""
+    try:
+        return _parse(store.get(key), key)
+    except CorruptData:
+        # A bit that flipped on the way is not in the store; one that is, is there the second time too.
+        return _parse(store.get(key), key)
+
+
+def read_records(
+    store: Store,
+    *,
+    host: str | None = None,
+    version: int | None = None,
+    on_corrupt: Callable[[CorruptData], object] | None = None,
+) -> list[HostRecord]:
     """All records of a root, or those of one host or one version, by host, version and the time they ended.
 
-    Raises CorruptData for a record that cannot be read.
+    Raises CorruptData for a record that cannot be read, unless `on_corrupt` takes it; the others are read then.
     """
-    hosts = [check_name("host", host)] if host is not None else list(store.folders("hosts"))
-    keys = [info.key for name in hosts for info in store.list(f"hosts/{name}")]
-    wanted = "" if version is None else f"/{version:012d}-"
-    found = [_parse(store.get(key), key) for key in keys if wanted in key]
+    found = []
+    for name in [host] if host is not None else record_hosts(store):
+        for key in record_keys(store, name, head=-1 if version is None else version):
+            if version is None or version_of(key) == version:
+                try:
+                    found.append(read_record(store, key))
+                except CorruptData as error:
+                    if on_corrupt is None:
+                        raise
+                    on_corrupt(error)
     return sorted(found, key=lambda r: (r.host, r.version, r.ended_ns))
 
 
 def _parse(data: bytes, key: str) -> HostRecord:
     try:
-        fields = strict_json.parse(data)
-        if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object")
-        record = HostRecord(**fields)
+        record = HostRecord(**unseal(data))
         wrong = [name for name, kind in _TYPES.items() if type(getattr(record, name)) is not kind]
         if wrong or not all(type(s) in (int, float) for s in record.seconds.values()):
             raise ValueError(f"not of their type: {', '.join(wrong) or 'seconds'}")

@@ -231,7 +231,15 @@ class HostAttempt:
             seconds={phase: round(taken, 6) for phase, taken in self.seconds.items()},
             engine=self.host.engine.name,
             error=error,
+            head=self._head(),
         )
+
+    def _head(self) -> int:
+        """The newest version known here. A store that is away must not keep anybody from saying what happened."""
+        try:
+            return self.host.lineage.head()
+        except WeighbridgeError:
+            return self.version
 
     def _reach(self, stage: Stage) -> None:
         self.stage = stage

@@ -136,7 +136,8 @@ class HostRecord:
 
     `outcome` is "served", "failed", "superseded" or "missed" (the rollout's word for a host that never answered).
     `stage` is the last state of the cut over that was reached. `seconds` gives each phase's duration, "pause" included.
-    `repaired` counts parts repaired from the store. `by` says who wrote it: "host", "pull" or "rollout".
+    `repaired` counts parts repaired from the store. `by` says who wrote it: "host", "pull" or "rollout". `head` is the
+    newest version that its writer knew of when it ended, never below `version`; records are kept in its order.
     """
 
     run_id: str
@@ -155,6 +156,11 @@ class HostRecord:
     engine: str = "none"
     error: str = ""
     by: str = "host"
+    head: int = -1
+
+    def __post_init__(self) -> None:
+        """A writer that knew of no newer version than its own need not say so."""
+        object.__setattr__(self, "head", max(self.head, self.version))
 
 
 @dataclass(frozen=True, slots=True)

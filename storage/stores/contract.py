@@ -1,4 +1,4 @@
-"""What a store is: seven verbs over keys. Must not know versions, manifests or tensors; retries and read-back of a
+"""What a store is: a few verbs over keys. Must not know versions, manifests or tensors; retries and read-back of a
 commit live above it (`storage/commit.py`, `storage/transfer.py`), credentials below it (the provider's own chain)."""
 
 from abc import ABC, abstractmethod
@@ -80,6 +80,14 @@ class Store(ABC):
     def folders(self, prefix: str) -> Iterator[str]:
         """Names (not keys) of the folders directly under a folder key, sorted. One that is being filled, or
         has just been emptied, may be among them."""
+
+    def list_after(self, prefix: str, key: str) -> Iterator[ObjectInfo]:
+        """What `list` has after a key ("": all of it). Stores that can ask for just that do, since folders grow."""
+        return (info for info in self.list(prefix) if info.key > key)
+
+    def folders_after(self, prefix: str, name: str) -> Iterator[str]:
+        """What `folders` has after a name ("": all of them); likewise."""
+        return (folder for folder in self.folders(prefix) if folder > name)
 
     @abstractmethod
     def delete(self, key: str) -> None:

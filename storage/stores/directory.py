@@ -96,7 +96,11 @@ class DirectoryStore(Store):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
-        return self._walk(checked_prefix(prefix))
+        return self._walk(checked_prefix(prefix), after="")
+
+    def list_after(self, prefix: str, key: str) -> Iterator[ObjectInfo]:
+        """See Store."""
+        return self._walk(checked_prefix(prefix), after=key)
 
     def folders(self, prefix: str) -> Iterator[str]:
         """See Store. A folder that a writer is just filling shows although it is empty yet."""
@@ -209,12 +213,12 @@ class DirectoryStore(Store):
             for folder in reversed(inner):
                 os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
-    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+    def _walk(self, prefix: str, *, after: str) -> Iterator[ObjectInfo]:
         for entry in self._scan(prefix):
             key = f"{prefix}/{entry.name}" if prefix else entry.name
             if entry.is_dir(follow_symlinks=False):
-                yield from self._walk(key)
-            elif entry.is_file(follow_symlinks=False):
+                yield from self._walk(key, after=after)
+            elif key > after and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # deleted since the folder was read
                     status = entry.stat(follow_symlinks=False)
                     yield ObjectInfo(key, status.st_size, status.st_mtime_ns)

@@ -107,22 +107,32 @@ class GCSStore(RemoteStore[Any]):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
-        found = [
-            ObjectInfo(self.key(item["name"]), int(item["size"]), _nanoseconds(item["updated"]))
-            for page in self._pages(checked_prefix(prefix))
-            for item in page.get("items", ())
-            if not item["name"].endswith("/")  # consoles make such objects to show empty folders
-        ]
-        return iter(sorted(found, key=lambda info: info.key))
+        return self.list_after(prefix, "")
 
     def folders(self, prefix: str) -> Iterator[str]:
         """See Store."""
+        return self.folders_after(prefix, "")
+
+    def list_after(self, prefix: str, key: str) -> Iterator[ObjectInfo]:
+        """See Store."""
+        start = {"startOffset": self.name(checked_key(key))} if key else {}  # which is listed itself
+        found = [
+            ObjectInfo(self.key(item["name"]), int(item["size"]), _nanoseconds(item["updated"]))
+            for page in self._pages(checked_prefix(prefix), **start)
+            for item in page.get("items", ())
+            if not item["name"].endswith("/")  # consoles make such objects to show empty folders
+        ]
+        return iter(sorted((info for info in found if info.key > key), key=lambda info: info.key))
+
+    def folders_after(self, prefix: str, name: str) -> Iterator[str]:
+        """See Store."""
+        start = {"startOffset": self.folder(prefix) + name} if name else {}
         found = {
-            name.rstrip("/").rsplit("/", 1)[-1]
-            for page in self._pages(checked_prefix(prefix), delimiter="/")
-            for name in page.get("prefixes", ())
+            folder.rstrip("/").rsplit("/", 1)[-1]
+            for page in self._pages(checked_prefix(prefix), delimiter="/", **start)
+            for folder in page.get("prefixes", ())
         }
-        return iter(sorted(found))
+        return iter(sorted(folder for folder in found if folder > name))
 
     def delete(self, key: str) -> None:
         """See Store."""

@@ -121,22 +121,32 @@ class S3Store(RemoteStore[Any]):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
-        found = [
-            ObjectInfo(self.key(item["Key"]), int(item["Size"]), _nanoseconds(item["LastModified"]))
-            for page in self._pages(checked_prefix(prefix))
-            for item in page.get("Contents", ())
-            if not item["Key"].endswith("/")  # consoles make such objects to show empty folders
-        ]
-        return iter(sorted(found, key=lambda info: info.key))  # not every server lists in key order
+        return self.list_after(prefix, "")
 
     def folders(self, prefix: str) -> Iterator[str]:
         """See Store."""
+        return self.folders_after(prefix, "")
+
+    def list_after(self, prefix: str, key: str) -> Iterator[ObjectInfo]:
+        """See Store."""
+        start = {"StartAfter": self.name(checked_key(key))} if key else {}
+        found = [
+            ObjectInfo(self.key(item["Key"]), int(item["Size"]), _nanoseconds(item["LastModified"]))
+            for page in self._pages(checked_prefix(prefix), **start)
+            for item in page.get("Contents", ())
+            if not item["Key"].endswith("/")  # consoles make such objects to show empty folders
+        ]
+        return iter(sorted((i for i in found if i.key > key), key=lambda i: i.key))  # not every server lists in order
+
+    def folders_after(self, prefix: str, name: str) -> Iterator[str]:
+        """See Store."""
+        start = {"StartAfter": self.folder(prefix) + name} if name else {}
         found = {
             item["Prefix"].rstrip("/").rsplit("/", 1)[-1]
-            for page in self._pages(checked_prefix(prefix), Delimiter="/")
+            for page in self._pages(checked_prefix(prefix), Delimiter="/", **start)
             for item in page.get("CommonPrefixes", ())
         }
-        return iter(sorted(found))
+        return iter(sorted(folder for folder in found if folder > name))
 
     def delete(self, key: str) -> None:
         """See Store."""

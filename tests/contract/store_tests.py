@@ -224,6 +224,17 @@ class StoreTests:
         assert list(store.folders("versions/10")) == ["x"]
         assert list(store.folders("versions/2")) == []
 
+    def test_a_listing_can_begin_after_a_key_that_need_not_be_there(self, store: Store, raw: Raw) -> None:
+        for key in ("h/1-a", "h/2-a", "h/2-b", "h/3/x", "v/1/m", "v/2/m", "v/2/n", "v/3/m"):
+            raw.set(key, b"x")
+        assert [o.key for o in store.list_after("h", "h/2")] == ["h/2-a", "h/2-b", "h/3/x"]
+        assert [o.key for o in store.list_after("h", "h/2-a")] == ["h/2-b", "h/3/x"]
+        assert [o.key for o in store.list_after("h", "")] == ["h/1-a", "h/2-a", "h/2-b", "h/3/x"]
+        assert [o.key for o in store.list_after("h", "h/4")] == []
+        assert list(store.folders_after("v", "1")) == ["2", "3"]
+        assert list(store.folders_after("v", "2x")) == ["3"]
+        assert list(store.folders_after("v", "")) == ["1", "2", "3"]
+
     def test_a_deleted_object_is_gone_and_so_is_its_folder(self, store: Store, raw: Raw) -> None:
         store.create("versions/1/manifest", b"x")
         store.create("versions/2/manifest", b"x")

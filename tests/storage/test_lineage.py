@@ -15,6 +15,7 @@ from weighbridge.errors import LineageError, ManifestCorrupt, StoreError, Versio
 from weighbridge.storage import lineage as module
 from weighbridge.storage.lineage import RUN_KEY, Lineage, RunInfo, parse_run
 from weighbridge.storage.manifest import manifest_key, to_bytes, version_folder
+from weighbridge.storage.sealed_json import seal, unseal
 from weighbridge.storage.stores import Store, open_store
 from weighbridge.values import Manifest
 
@@ -66,7 +67,19 @@ def test_run_json_has_the_fields_of_the_format() -> None:
         "digest_kind": "xxh3-128",
         "base_digest": "cd" * 32,
         "created_ns": 1_700_000_000_000_000_000,
+        "digest": RUN.to_bytes()[-66:-2].decode(),
     }
+
+
+def resealed(**changes: object) -> bytes:
+    return seal({**unseal(RUN.to_bytes()), **changes})
+
+
+def test_every_byte_of_run_json_is_proven() -> None:
+    whole = RUN.to_bytes()
+    for place in range(len(whole)):
+        with pytest.raises(LineageError):
+            parse_run(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :], "here")
 
 
 @pytest.mark.parametrize(
@@ -80,19 +93,19 @@ def test_run_json_has_the_fields_of_the_format() -> None:
         b"{}",
         b"[" * 100_000,
         RUN.to_bytes()[:-1],
-        RUN.to_bytes().replace(b'"format": 1', b'"format": 2'),
-        RUN.to_bytes().replace(b'"format": 1', b'"format": true'),
-        RUN.to_bytes().replace(b"xxh3-128", b"md5"),
-        RUN.to_bytes().replace(b'"xxh3-128"', b"[]"),
-        RUN.to_bytes().replace(b"run-1", b"../run"),
-        RUN.to_bytes().replace(b'"run-1"', b"7"),
-        RUN.to_bytes().replace(b"cdcd", b"CDCD"),
-        RUN.to_bytes().replace(b'"cdcd', b'"'),
-        RUN.to_bytes().replace(b'"' + b"cd" * 32 + b'"', b"null"),
-        RUN.to_bytes().replace(b"1700000000000000000", b'"yesterday"'),
-        RUN.to_bytes().replace(b"1700000000000000000", b"1e999"),
-        RUN.to_bytes().replace(b"1700000000000000000", b"1.5"),
         RUN.to_bytes().replace(b'"format": 1,', b'"format": 1, "format": 1,'),
+        resealed(format=2),
+        resealed(format=True),
+        resealed(digest_kind="md5"),
+        resealed(digest_kind=[]),
+        resealed(run_id="../run"),
+        resealed(run_id=7),
+        resealed(base_digest="CD" * 32),
+        resealed(base_digest="cd" * 31),
+        resealed(base_digest=None),
+        resealed(created_ns="yesterday"),
+        resealed(created_ns=1e300),
+        resealed(created_ns=1.5),
     ],
 )
 def test_a_run_that_no_writer_describes_is_refused(data: bytes) -> None:
@@ -318,3 +331,10 @@ def test_a_bit_that_flipped_on_the_way_is_read_once_more(store: Store) -> None:
     made = chain_of(store, 1)
     lineage = Lineage(FaultyStore(store, Fault("get", "flip", manifest_key(1))))
     assert lineage.manifest(1) == made[1]
+
+
+def test_the_head_is_found_from_a_version_that_is_known_without_listing_what_is_below(store: Store) -> None:
+    chain_of(store, 4)
+    assert Lineage(store, floor=2).head() == 4
+    assert Lineage(store, floor=4).head() == 4
+    assert Lineage(store, floor=-1).head() == 4

@@ -1,15 +1,16 @@
 """Hosts' records: there and back, what is refused, and what they say together."""
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import blake3
 import pytest
 from tests.faults.faulty_store import Fault, FaultyStore
 
 from weighbridge.errors import CorruptData, StoreError, UsageError
 from weighbridge.storage.records import host_outcome, latest, outcome_of, read_records, record_key, write_record
+from weighbridge.storage.sealed_json import seal, unseal
 from weighbridge.storage.stores import Store, open_store
 from weighbridge.values import HostOutcome, HostRecord
 
@@ -48,9 +49,29 @@ def test_a_record_comes_back_as_it_was_written(store: Store) -> None:
     assert read_records(store) == [written]
 
 
-def test_a_record_stands_under_host_version_and_attempt(store: Store) -> None:
+def test_a_record_stands_under_host_head_version_and_attempt(store: Store) -> None:
     write_record(store, record("rollout-0", version=12, ended=255))
-    assert [i.key for i in store.list("")] == ["hosts/rollout-0/000000000012-000000000000000000000000000000ff"]
+    write_record(store, record("rollout-0", version=12, ended=1, head=40))
+    assert [i.key for i in store.list("")] == [
+        "hosts/rollout-0/000000000012-000000000012-000000000000000000000000000000ff",
+        "hosts/rollout-0/000000000040-000000000012-00000000000000000000000000000001",
+    ]
+
+
+def test_a_writer_that_knew_of_no_newer_version_knew_of_its_own() -> None:
+    assert [record(version=12, **known).head for known in ({}, {"head": 3}, {"head": 12}, {"head": 40})] == [
+        12,
+        12,
+        12,
+        40,
+    ]
+
+
+def test_a_record_of_an_older_version_is_found_whatever_the_head_was(store: Store) -> None:
+    late = record(version=2, ended=7, head=900)
+    for written in (record(version=1, ended=1, head=1), record(version=2, ended=2), late, record(version=900, ended=9)):
+        write_record(store, written)
+    assert read_records(store, version=2) == [record(version=2, ended=2), late]
 
 
 def test_writing_a_record_again_changes_nothing(store: Store) -> None:
@@ -119,13 +140,15 @@ def test_a_host_whose_name_cannot_stand_in_a_key_is_refused(store: Store) -> Non
         {"seconds": {"fetch": None}},
         {"fetched_bytes": None},
         {"more": 1},
+        {"head": "3"},
+        {"head": 4},
         {"run_id": ["run-1"]},
         {"error": None},
     ],
 )
 def test_a_record_that_no_host_writes_is_refused(store: Store, change: dict[str, object]) -> None:
     key = record_key(record())
-    store.put(key, json.dumps(asdict(record()) | change).encode())
+    store.put(key, seal(asdict(record()) | change))
     with pytest.raises(CorruptData, match=key):
         read_records(store)
 
@@ -145,6 +168,38 @@ def test_every_truncation_of_a_record_is_refused(store: Store) -> None:
         store.put(key, whole[:length])
         with pytest.raises(CorruptData):
             read_records(store)
+
+
+def test_every_byte_of_a_record_is_proven(store: Store) -> None:
+    key = record_key(record())
+    write_record(store, record(error="größer"))
+    whole = store.get(key)
+    for place in range(len(whole)):
+        for bit in (1, 32):
+            store.put(key, whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            with pytest.raises(CorruptData, match=key):
+                read_records(store)
+
+
+def test_a_record_that_was_garbled_on_the_way_only_is_read(store: Store) -> None:
+    write_record(store, record())
+    assert read_records(FaultyStore(store, Fault("get", "flip"))) == [record()]
+
+
+def test_a_corrupt_record_is_named_and_does_not_keep_the_others_from_being_read(store: Store) -> None:
+    for host in ("a", "b", "c"):
+        write_record(store, record(host))
+    store.put(record_key(record("b")), b"{}")
+    named: list[CorruptData] = []
+    assert read_records(store, on_corrupt=named.append) == [record("a"), record("c")]
+    assert [str(fault).split()[0] for fault in named] == [record_key(record("b"))]
+
+
+def test_a_sealed_object_carries_its_fields_and_the_digest_of_its_own_bytes() -> None:
+    data = seal({"a": 1, "b": "ü"})
+    digest = blake3.blake3(data[:-66] + b"0" * 64 + b'"}').hexdigest()
+    assert data == f'{{"a": 1, "b": "ü", "digest": "{digest}"}}'.encode()
+    assert unseal(data) == {"a": 1, "b": "ü"}
 
 
 # --- what they say together
