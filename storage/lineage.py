@@ -3,15 +3,18 @@ that leads to it. Only reads; claiming a root and committing to it is `publisher
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
 from weighbridge.storage.digests import DIGESTS
-from weighbridge.storage.manifest import check_name, from_bytes, manifest_key, version_folder
+from weighbridge.storage.manifest import OpenManifest, check_name, from_bytes, manifest_key, open_bytes, version_folder
 from weighbridge.storage.sealed_json import seal, unseal
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import Manifest
+
+T = TypeVar("T")
 
 RUN_KEY = "run.json"
 _KEPT_MANIFESTS = 32
@@ -82,23 +85,34 @@ class Lineage:
             return known
         key = manifest_key(version)
         try:
-            manifest = self._read(key)
+            manifest = self._read(key, from_bytes)
         except ObjectMissing as error:
             raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
-        self._check(manifest, version)
+        self.check(manifest, version)
         self._seen[version] = manifest
         while len(self._seen) > _KEPT_MANIFESTS:
             self._seen.popitem(last=False)
         return manifest
 
-    def _read(self, key: str) -> Manifest:
+    def open(self, version: int) -> OpenManifest:
+        """The same with its rows as Arrow has them, and not kept."""
+        key = manifest_key(version)
         try:
-            return from_bytes(self.store.get(key), where=key)
+            opened = self._read(key, open_bytes)
+        except ObjectMissing as error:
+            raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
+        self.check(opened.head, version)
+        return opened
+
+    def _read(self, key: str, parse: Callable[..., T]) -> T:
+        try:
+            return parse(self.store.get(key), where=key)
         except ManifestCorrupt:
             # A bit that flipped on the way is not in the store; one that is, is there the second time too.
-            return from_bytes(self.store.get(key), where=key)
+            return parse(self.store.get(key), where=key)
 
-    def _check(self, manifest: Manifest, version: int) -> None:
+    def check(self, manifest: Manifest, version: int) -> None:
+        """Whether a manifest, rows aside, is this run's of this version. Raises ManifestCorrupt."""
         expected = (version, version - 1, self.run.run_id, self.run.digest_kind, "base" if version == 0 else "delta")
         found = (manifest.version, manifest.parent, manifest.run_id, manifest.digest_kind, manifest.kind)
         if found != expected:

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -100,8 +100,29 @@ def to_bytes(manifest: Manifest) -> tuple[bytes, Manifest]:
     return data, sealed
 
 
+@dataclass(frozen=True, slots=True)
+class OpenManifest:
+    """A manifest proven against its own digest whose rows are still Arrow's: `head` is all of it but the rows, `rows` a
+    record batch with the columns of the format. For whoever reads thousands of them."""
+
+    head: Manifest
+    rows: Any
+
+
 def from_bytes(data: bytes, *, where: str = "manifest") -> Manifest:
     """Parses one manifest and proves it against its own digest. Raises ManifestCorrupt, naming `where`."""
+    opened = open_bytes(data, where=where)
+    head = opened.head
+    try:
+        digest_size = len(digest_bytes(head.digest_kind, b""))
+        rows = _rows(opened.rows, len(head.shards), kind=head.kind, digest_size=digest_size)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(where, f"{type(error).__name__}: {error}") from error
+    return replace(head, rows=rows)
+
+
+def open_bytes(data: bytes, *, where: str = "manifest") -> OpenManifest:
+    """The same without a look into the rows, beyond that they are what was sealed."""
     try:
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
             schema, count = reader.schema, reader.num_record_batches
@@ -116,12 +137,12 @@ def from_bytes(data: bytes, *, where: str = "manifest") -> Manifest:
         raise _corrupt(where, "its columns are not those of format 1")
     try:
         _need(_lies_in(data, batch), "it is compressed")
-        manifest = _parse({k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}, batch)
+        head = _head({k.decode(): v.decode() for k, v in (schema.metadata or {}).items()})
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(where, f"{type(error).__name__}: {error}") from error
-    if chain_digest(_zeroed(data, manifest.digest, manifest.signature, where)) != manifest.digest:
+    if chain_digest(_zeroed(data, head.digest, head.signature, where)) != head.digest:
         raise _corrupt(where, "its bytes do not have the digest that it names")
-    return manifest
+    return OpenManifest(head, batch)
 
 
 def _corrupt(where: str, why: str) -> ManifestCorrupt:
@@ -204,7 +225,7 @@ def _need(condition: bool, why: str) -> None:
         raise ValueError(why)
 
 
-def _parse(meta: Mapping[str, str], batch: Any) -> Manifest:
+def _head(meta: Mapping[str, str]) -> Manifest:
     _need(set(meta) == _FIELDS, f"its fields are not those of format 1: {sorted(set(meta) ^ _FIELDS)}")
     _need(meta["format_version"] == str(FORMAT_VERSION), f"format {meta['format_version']!r} is not known here")
     _need(meta["digest_kind"] in DIGESTS, f"digest kind {meta['digest_kind']!r} is not known here")
@@ -213,9 +234,7 @@ def _parse(meta: Mapping[str, str], batch: Any) -> Manifest:
         _need(_is_hex(meta[field], digits), f"{field} is not hex of its length")
     _need(_is_hex(meta["parent_digest"], 0 if meta["kind"] == "base" else 64), "parent_digest is not hex of its length")
     _need(set(meta["digest"]) != {"0"}, "it names no digest of its own")
-    digest_size = len(digest_bytes(meta["digest_kind"], b""))
-    shards = _shards(meta["shards"], digest_size)
-    rows = _rows(batch, len(shards), kind=meta["kind"], digest_size=digest_size)
+    shards = _shards(meta["shards"], len(digest_bytes(meta["digest_kind"], b"")))
     _need(meta["files"] == "" or meta["files"] in {s.name for s in shards}, "the shard of small files is not listed")
     aliases = _object("aliases", meta["aliases"])
     _need(all(isinstance(name, str) for name in aliases.values()), "an alias is of no name")
@@ -233,7 +252,7 @@ def _parse(meta: Mapping[str, str], batch: Any) -> Manifest:
         model_elements=_integer("model_elements", meta["model_elements"]),
         tensors=_integer("tensors", meta["tensors"]),
         shards=shards,
-        rows=rows,
+        rows=(),
         labels=check_labels(_object("labels", meta["labels"])),
         aliases=aliases,
         files=meta["files"],

@@ -38,11 +38,14 @@ def record_hosts(store: Store) -> list[str]:
     return list(store.folders(_FOLDER))
 
 
-def record_keys(store: Store, host: str, *, head: int = -1) -> Iterator[str]:
-    """The keys of a host's records with at least this `head`, in its order."""
+def record_keys(store: Store, host: str, *, head: int = -1, upto: int | None = None) -> Iterator[str]:
+    """The keys of a host's records with at least this `head`, and at most `upto`, in its order."""
     folder = f"{_FOLDER}/{check_name('host', host)}"
     after = f"{folder}/{head:012d}" if head >= 0 else ""
-    return (info.key for info in store.list_after(folder, after))
+    for info in store.list_after(folder, after):
+        if upto is not None and head_of(info.key) > upto:
+            break
+        yield info.key
 
 
 def version_of(key: str) -> int:
@@ -60,10 +63,10 @@ def head_of(key: str) -> int:
 def read_record(store: Store, key: str) -> HostRecord:
     """One record, proven by its own digest. Raises CorruptData, naming it."""
     try:
-        return _parse(store.get(key), key)
+        return parse_record(store.get(key), key)
     except CorruptData:
         # A bit that flipped on the way is not in the store; one that is, is there the second time too.
-        return _parse(store.get(key), key)
+        return parse_record(store.get(key), key)
 
 
 def read_records(
@@ -90,7 +93,8 @@ def read_records(
     return sorted(found, key=lambda r: (r.host, r.version, r.ended_ns))
 
 
-def _parse(data: bytes, key: str) -> HostRecord:
+def parse_record(data: bytes, key: str) -> HostRecord:
+    """A record from its bytes, proven by its own digest. Raises CorruptData, naming `key`."""
     try:
         record = HostRecord(**unseal(data))
         wrong = [name for name, kind in _TYPES.items() if type(getattr(record, name)) is not kind]

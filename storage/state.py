@@ -2,9 +2,11 @@
 digests", gives its bytes. Knows digests by part and nothing else."""
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import blake3
+import numpy as np
+import numpy.typing as npt
 
 from weighbridge.values import Manifest, PartKey, PartRow
 
@@ -26,3 +28,34 @@ def advance(digests: Mapping[PartKey, bytes], rows: Iterable[PartRow]) -> dict[P
 def base_digests(base: Manifest) -> dict[PartKey, bytes]:
     """The digests by part of version 0, from its manifest."""
     return {row.key: row.after for row in base.rows}
+
+
+class RollingState:
+    """The state digest of one version after the other, at the price of what each of them changes.
+
+    Parts are numbered as in `keys`, which must be in the state digest's order; digests are rows of bytes.
+    """
+
+    def __init__(self, keys: Sequence[PartKey], digests: npt.NDArray[np.uint8]) -> None:
+        size = digests.shape[1]
+        pieces = [
+            struct.pack("<I", len(name := key.tensor.encode())) + name + struct.pack("<QB", key.offset, size)
+            for key in keys
+        ]
+        state = bytearray(b"".join(p + d.tobytes() for p, d in zip(pieces, digests, strict=True)))
+        self._bytes = np.frombuffer(state, np.uint8)
+        starts = np.cumsum([len(piece) + size for piece in pieces], dtype=np.int64) - size
+        self._places = starts[:, None] + np.arange(size)
+
+    def digests(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """The digests of some parts as they are now."""
+        found: npt.NDArray[np.uint8] = self._bytes[self._places[numbers]]
+        return found
+
+    def replace(self, numbers: npt.NDArray[np.int32], digests: npt.NDArray[np.uint8]) -> None:
+        """Gives some parts new digests."""
+        self._bytes[self._places[numbers]] = digests
+
+    def hexdigest(self) -> str:
+        """The state digest."""
+        return blake3.blake3(self._bytes.data).hexdigest()

@@ -7,13 +7,18 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 from tests.checkpoints import tiny_weights, trained, write_checkpoint
+from tests.faults.faulty_store import flipped
 from tests.flows.conftest import until
+from tests.storage.long_runs import LongRun
 
 from weighbridge.cli import main
 from weighbridge.flows.server import ServerInfo
+from weighbridge.storage.manifest import manifest_key
+from weighbridge.storage.stores import open_store
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 LOG_FIELDS = {"version", "parent", "kind", "digest", "tensors"} | {
@@ -121,6 +126,55 @@ def test_checkpoints_are_published_pulled_proven_listed_and_rebuilt(chain: Path,
     assert shown["outcome"] == "published"
     assert {change["tensor"] for change in shown["tensors"]} <= tiny_weights().keys()
     assert command("diff", 0, 2, "--store", "S").stdout.count("\n") > 1
+
+
+def test_a_history_is_asked_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = LongRun(open_store("S"), tensors=3, hosts=("a", "b")).grow(3)
+    assert exit_code("compact", "--store", "S") == 0
+    capsys.readouterr()
+
+    def said(*words: str) -> list[str]:
+        assert exit_code(*words, "--store", "S") == 0
+        return capsys.readouterr().out.splitlines()
+
+    tensor = run.names[1]
+    assert [line.split("\t")[0] for line in said("blame", tensor)] == ["version", "3", "2", "1"]
+    assert [json.loads(line)["version"] for line in said("blame", tensor, "-n", "2", "--json")] == [3, 2]
+    pauses = [json.loads(line) for line in said("hosts", "--host", "b", "--json")]
+    assert [(r["host"], r["version"], r["outcome"]) for r in pauses] == [("b", v, "served") for v in (3, 2, 1)]
+    assert all(0 <= r["seconds"]["pause"] < 0.1 for r in pauses)
+    for words, rows in (
+        (("log",), 4),
+        (("diff", "0", "3"), 3),
+        (("blame", tensor), 3),
+        (("hosts",), 6),
+        (("status",), 2),
+    ):
+        assert said(*words, "--arrow", "answer.arrow") == []
+        with pa.ipc.open_file("answer.arrow") as file:
+            table = file.read_all()
+        assert table.num_rows == rows
+        assert table.schema.get_field_index("version") >= 0 or words[0] == "diff"
+    assert exit_code("blame", "no.such.tensor", "--store", "S") == 2
+
+
+def test_one_corrupt_record_and_one_corrupt_manifest_are_named_and_end_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = LongRun(open_store("S"), tensors=3, hosts=("a", "b")).grow(3)
+    victims = [next(i.key for i in run.store.list("hosts/b") if "-000000000003-" in i.key), manifest_key(2)]
+    for key in victims:
+        run.store.put(key, flipped(run.store.get(key)))
+    for words, named in ((("status",), victims[:1]), (("log",), victims[1:]), (("compact",), victims[:0])):
+        capsys.readouterr()
+        assert exit_code(*words, "--store", "S") == 0
+        told = capsys.readouterr()
+        assert [key for key in victims if f"left out: {key}" in told.err] == named
+        assert told.out.count("\n") >= len(("a", "b")) or words[0] == "compact"
 
 
 def test_verify_finds_a_changed_byte_in_any_file_of_a_replica(

@@ -47,6 +47,13 @@ app.command(
     "weighbridge.cli.history:show", name="show", help="One version: what changed, and what every host made of it."
 )
 app.command("weighbridge.cli.history:diff", name="diff", help="What changed between two versions, tensor by tensor.")
+app.command("weighbridge.cli.history:blame", name="blame", help="The versions that changed a tensor, newest first.")
+app.command("weighbridge.cli.history:hosts", name="hosts", help="Who served what, when, and how long the pause was.")
+app.command(
+    "weighbridge.cli.compact:compact",
+    name="compact",
+    help="Bring the history's segments up to date, so that questions about long runs stay quick.",
+)
 app.command(
     "weighbridge.cli.retry:retry", name="retry", help="Run the failed host syncs of a version again, on the same hosts."
 )

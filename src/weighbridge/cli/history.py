@@ -1,94 +1,85 @@
-"""`status`, `log`, `show`, `diff`: questions to the store, which need neither the trainer nor Prefect."""
+"""`status`, `log`, `show`, `diff`, `blame`, `hosts`: questions to the store, which need neither trainer nor Prefect.
+What cannot be read is named on standard error, and the rest is answered."""
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from weighbridge.cli.options import Json, Store, settings_of, store_of
-from weighbridge.cli.report import print_json, print_line, print_table, share, size
-from weighbridge.storage import history
-from weighbridge.storage.lineage import Lineage
+from weighbridge.cli.options import Arrow, Json, Limit, Store, settings_of, store_of
+from weighbridge.cli.report import print_faults, print_json, print_line, print_table, share, size, write_arrow
+from weighbridge.storage.history import questions
+from weighbridge.storage.history.questions import Blame, HostLine, TensorChange, VersionLine
+from weighbridge.storage.history.reader import History
+from weighbridge.values import HostRecord, Label
 
 
-def _lineage(store: str | None) -> Lineage:
-    lineage = Lineage(store_of(settings_of(("store",), store=store)))
-    _ = lineage.run  # a root without a run is an error, not an empty answer
-    return lineage
+def open_history(store: str | None) -> History:
+    """The history of the run that the settings name. Raises LineageError: a root without a run is no empty answer."""
+    history = History(store_of(settings_of(("store",), store=store)))
+    _ = history.lineage.run
+    return history
 
 
-def log(
-    *, store: Store = None, limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None, json: Json = False
-) -> None:
-    """The versions of a run, newest first.
-
-    Parameters
-    ----------
-    limit
-        At most so many.
-    """
-    lines = history.log(_lineage(store), limit=limit)
-    if json:
-        for line in lines:
-            print_json(line)
-        return
-    print_table(
-        ("version", "kind", "created", "changed", "density", "wire", "of model", "labels", "digest"),
-        (
+def log(*, store: Store = None, limit: Limit = None, json: Json = False, arrow: Arrow = None) -> None:
+    """The versions of a run, newest first."""
+    history = open_history(store)
+    lines = questions.log(history, limit=limit)
+    if not _given_away(VersionLine, lines, json=json, arrow=arrow):
+        print_table(
+            ("version", "kind", "created", "changed", "density", "wire", "of model", "labels", "digest"),
             (
-                line.version,
-                line.kind,
-                line.created,
-                line.changed_elements,
-                share(line.density),
-                size(line.wire_bytes),
-                share(line.wire_bytes / line.model_bytes if line.model_bytes else 0),
-                " ".join(f"{k}={v}" for k, v in line.labels.items()),
-                line.digest[:12],
-            )
-            for line in lines
-        ),
-    )
+                (
+                    line.version,
+                    line.kind,
+                    line.created,
+                    line.changed_elements,
+                    share(line.density),
+                    size(line.wire_bytes),
+                    share(line.wire_bytes / line.model_bytes if line.model_bytes else 0),
+                    _labels(line.labels),
+                    line.digest[:12],
+                )
+                for line in lines
+            ),
+        )
+    print_faults(history.faults)
 
 
-def show(version: int, *, store: Store = None, json: Json = False) -> None:
+def show(version: int, *, store: Store = None, json: Json = False, arrow: Arrow = None) -> None:
     """One version: what changed, and what every host made of it.
 
     Parameters
     ----------
     version
         The version's number.
+    arrow
+        Gets the tensors.
     """
-    detail = history.show(_lineage(store), version)
+    history = open_history(store)
+    detail = questions.show(history, version)
+    if arrow is not None:
+        write_arrow(arrow, TensorChange, detail.tensors)
     if json:
         print_json(detail)
-        return
-    line = detail.line
-    print_line(
-        f"version {line.version} ({line.kind}), {detail.outcome}, created {line.created} by writer {line.writer}"
-    )
-    print_line(f"digest {line.digest}  state {line.state_digest}")
-    print_line(f"{line.changed_elements} elements changed ({share(line.density)}), {size(line.wire_bytes)} on the wire")
-    if detail.hosts:
-        print_table(
-            ("host", "outcome", "stage", "from", "fetched", "pause s", "ended", "error"),
-            (
-                (
-                    r.host,
-                    r.outcome,
-                    r.stage,
-                    r.from_version,
-                    size(r.fetched_bytes),
-                    f"{r.seconds.get('pause', 0.0):.3f}",
-                    history.iso(r.ended_ns),
-                    r.error,
-                )
-                for r in detail.hosts
-            ),
+    elif arrow is None:
+        line = detail.line
+        print_line(
+            f"version {line.version} ({line.kind}), {detail.outcome}, created {line.created} by writer {line.writer}"
+            + (", retired" if detail.retired else "")
         )
-    _print_changes(detail.tensors)
+        print_line(f"digest {line.digest}  state {line.state_digest}")
+        print_line(
+            f"{line.changed_elements} elements changed ({share(line.density)}), {size(line.wire_bytes)} on the wire"
+        )
+        if detail.hosts:
+            _print_records(detail.hosts)
+        _print_changes(detail.tensors)
+    print_faults(history.faults)
 
 
-def diff(older: int, newer: int, *, store: Store = None, json: Json = False) -> None:
+def diff(older: int, newer: int, *, store: Store = None, json: Json = False, arrow: Arrow = None) -> None:
     """What changed between two versions, tensor by tensor.
 
     Parameters
@@ -98,36 +89,122 @@ def diff(older: int, newer: int, *, store: Store = None, json: Json = False) -> 
     newer
         The version to end at.
     """
-    changes = history.diff(_lineage(store), older, newer)
-    if json:
-        for change in changes:
-            print_json(change)
-        return
-    _print_changes(changes)
+    history = open_history(store)
+    changes = questions.diff(history, older, newer)
+    if not _given_away(TensorChange, changes, json=json, arrow=arrow):
+        _print_changes(changes)
+    print_faults(history.faults)
 
 
-def status(*, store: Store = None, json: Json = False) -> None:
+def blame(tensor: str, *, store: Store = None, limit: Limit = None, json: Json = False, arrow: Arrow = None) -> None:
+    """The versions that changed a tensor, newest first.
+
+    Parameters
+    ----------
+    tensor
+        Its name in the checkpoint.
+    """
+    history = open_history(store)
+    found = questions.blame(history, tensor)[:limit]
+    if not _given_away(Blame, found, json=json, arrow=arrow):
+        print_table(
+            ("version", "created", "changed", "bytes", "codec", "labels", "digest"),
+            (
+                (b.version, b.created, b.changed, b.nbytes, ",".join(b.codecs), _labels(b.labels), b.after[:12])
+                for b in found
+            ),
+        )
+    print_faults(history.faults)
+
+
+def hosts(
+    *,
+    store: Store = None,
+    host: Annotated[str | None, Parameter(help="Only this host's.")] = None,
+    limit: Limit = None,
+    json: Json = False,
+    arrow: Arrow = None,
+) -> None:
+    """Who served what, when, and how long the pause was: every attempt of every host, newest first."""
+    history = open_history(store)
+    found = questions.hosts(history, host=host, limit=limit)
+    if not _given_away(HostRecord, found, json=json, arrow=arrow):
+        _print_records(found)
+    print_faults(history.faults)
+
+
+def status(*, store: Store = None, json: Json = False, arrow: Arrow = None) -> None:
     """The hosts: which version each serves, how far behind it is, how its last sync went."""
-    lineage = _lineage(store)
-    lines = history.status(lineage)
+    history = open_history(store)
+    lines = questions.status(history)
+    run, head = history.lineage.run.run_id, history.head
+    outcome = questions.outcome(history, head)
+    if arrow is not None:
+        write_arrow(arrow, HostLine, lines)
     if json:
-        head = lineage.head()
-        outcome = history.outcome(lineage, head)
-        print_json({"run": lineage.run.run_id, "head": head, "outcome": outcome, "hosts": lines})
-        return
-    head = lineage.head()
-    print_line(f"run {lineage.run.run_id}, head {head} ({history.outcome(lineage, head)})")
+        print_json(
+            {"run": run, "head": head, "outcome": outcome, "hosts": lines, "unreadable": list(map(str, history.faults))}
+        )
+    elif arrow is None:
+        print_line(f"run {run}, head {head} ({outcome})")
+        print_table(
+            ("host", "serves", "behind", "last", "outcome", "stage", "at", "error"),
+            ((h.host, h.version, h.lag, h.last_version, h.outcome, h.stage, h.at, h.error) for h in lines),
+        )
+    print_faults(history.faults)
+
+
+def _given_away(kind: type, values: Iterable[object], *, json: bool, arrow: Path | None) -> bool:
+    """Writes values to a file, or prints them as JSON, an object a line, if either was asked for."""
+    if not json and arrow is None:
+        return False
+    found = list(values)
+    if arrow is not None:
+        write_arrow(arrow, kind, found)
+    if json:
+        for value in found:
+            print_json(value)
+    return True
+
+
+def _labels(labels: Mapping[str, Label]) -> str:
+    return " ".join(f"{name}={value}" for name, value in labels.items())
+
+
+def _print_records(records: Iterable[HostRecord]) -> None:
     print_table(
-        ("host", "serves", "behind", "last", "outcome", "stage", "at", "error"),
-        ((h.host, h.version, h.lag, h.last_version, h.outcome, h.stage, h.at, h.error) for h in lines),
+        ("host", "version", "outcome", "stage", "from", "fetched", "pause s", "ended", "error"),
+        (
+            (
+                r.host,
+                r.version,
+                r.outcome,
+                r.stage,
+                r.from_version,
+                size(r.fetched_bytes),
+                f"{r.seconds.get('pause', 0.0):.3f}",
+                questions.iso(r.ended_ns),
+                r.error,
+            )
+            for r in records
+        ),
     )
 
 
-def _print_changes(changes: tuple[history.TensorChange, ...]) -> None:
+def _print_changes(changes: Iterable[TensorChange]) -> None:
     print_table(
-        ("tensor", "dtype", "shape", "changed", "versions", "codec", "digest"),
+        ("tensor", "dtype", "shape", "changed", "bytes", "versions", "codec", "digest"),
         (
-            (c.tensor, c.dtype, "x".join(map(str, c.shape)), c.changed, c.steps, ",".join(c.codecs), c.after[:12])
+            (
+                c.tensor,
+                c.dtype,
+                "x".join(map(str, c.shape)),
+                c.changed,
+                c.nbytes,
+                c.steps,
+                ",".join(c.codecs),
+                c.after[:12],
+            )
             for c in changes
         ),
     )

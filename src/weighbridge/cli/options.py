@@ -15,6 +15,8 @@ Base = Annotated[Path | None, Parameter(name="--base", help="The base checkpoint
 ReplicaFolder = Annotated[Path | None, Parameter(name="--replica", help="This host's replica folder.")]
 Run = Annotated[str | None, Parameter(name="--run", help="The run's id; by default the one that claimed the store.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="JSON instead of text.")]
+Arrow = Annotated[Path | None, Parameter(name="--arrow", help="Write the answer to this file, as Arrow IPC.")]
+Limit = Annotated[int | None, Parameter(name=["--limit", "-n"], help="At most so many.")]
 LogJson = Annotated[bool, Parameter(name="--log-json", negative=(), help="Events as JSON lines on standard error.")]
 Version = Annotated[int | None, Parameter(name="--version", help="The version; by default the newest.")]
 

@@ -4,10 +4,13 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from rich.console import Console
 from rich.table import Table
+
+from weighbridge.errors import UsageError
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -29,6 +32,33 @@ def print_json(value: object) -> None:
     """One object on one line."""
     sys.stdout.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def write_arrow(path: Path, kind: type, values: Iterable[object]) -> None:
+    """Values of one dataclass as an Arrow IPC file, a column a field; what is no number or text becomes JSON."""
+    import pyarrow as pa
+
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no file, so nothing was written.")
+    hints = get_type_hints(kind)
+    known = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+    fields = [(field.name, known.get(hints[field.name])) for field in dataclasses.fields(kind)]
+    rows = [plain(value) for value in values]
+    columns = [
+        pa.array(
+            [row[name] if type_ else json.dumps(row[name], ensure_ascii=False) for row in rows], type_ or pa.string()
+        )
+        for name, type_ in fields
+    ]
+    table = pa.table(columns, names=[name for name, _ in fields])
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def print_faults(faults: Iterable[Exception]) -> None:
+    """What could not be read, on standard error, after the answer that it is missing from."""
+    for fault in faults:
+        sys.stderr.write(f"weighbridge: left out: {fault}\n")
 
 
 def print_line(text: str) -> None:

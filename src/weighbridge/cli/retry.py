@@ -29,15 +29,15 @@ def retry(
     from weighbridge.errors import SyncIncomplete
     from weighbridge.flows.connection import connected, find_api
     from weighbridge.flows.retry import retry_failed
-    from weighbridge.storage import history
-    from weighbridge.storage.lineage import Lineage
+    from weighbridge.storage.history.questions import outcome as outcome_now
+    from weighbridge.storage.history.reader import History
 
-    lineage = Lineage(store_of(settings))
-    run = lineage.run.run_id
+    history = History(store_of(settings))
+    run = history.lineage.run.run_id
     with connected(find_api(settings.home, start=False)) as client:
         again = retry_failed(client, run=run, version=version, host=host, wait_seconds=wait)
     states = {name: flow_run.state.name if flow_run.state else "unknown" for name, flow_run in again.items()}
-    outcome = history.outcome(lineage, lineage.head() if version is None else version)
+    outcome = outcome_now(history, history.head if version is None else version)
     if json:
         print_json({"run": run, "retried": states, "outcome": outcome})
     else:

@@ -232,10 +232,10 @@ class _Demo:
         return weigh(result, [host_outcome(r) for r in latest(records).values()], outcome_of(records))
 
     def _versions(self) -> dict[str, int]:
-        from weighbridge.storage import history
-        from weighbridge.storage.lineage import Lineage
+        from weighbridge.storage.history.questions import status
+        from weighbridge.storage.history.reader import History
 
-        return {line.host: line.version for line in history.status(Lineage(store_of(self._settings)))}
+        return {line.host: line.version for line in status(History(store_of(self._settings)))}
 
 
 def _compare(folder: Path, weights: "Mapping[str, Tensor]") -> str:

@@ -1,0 +1,298 @@
+"""Reads a run's history as Arrow tables: segments where they stand, manifests and records where they do not. What
+cannot be read is named and left out. Must not know what is asked of the tables."""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, ObjectMissing, StoreError
+from weighbridge.storage.history.fetching import fetch_all
+from weighbridge.storage.history.segments import Gap, Kind, Segment, cover, covered_upto, list_segments
+from weighbridge.storage.history.tables import (
+    VERSIONS,
+    PartIndex,
+    parts_schema,
+    records_table,
+    sorted_records,
+    versions_table,
+)
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.manifest import OpenManifest, manifest_key, open_bytes
+from weighbridge.storage.records import parse_record, record_hosts, record_keys, version_of
+from weighbridge.storage.stores.contract import Store
+from weighbridge.values import HostRecord
+
+_PER_TABLE = 64
+"""Manifests that are read into one table, so that a long history without segments fits into memory."""
+
+
+class History:
+    """What a root remembers, as of the moment when it was first asked. Not thread-safe.
+
+    `faults` names what could not be read and is missing from the tables; each is found by `audit` too.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.faults: list[CorruptData] = []
+        self._segments: dict[Kind, list[Segment]] = {}
+        self._unreadable: set[str] = set()
+        self._index: PartIndex | None = None
+        floor = max((s.last for s in self.segments("versions")), default=-1)
+        self.lineage = Lineage(store, floor=floor)
+        self._head: int | None = None
+
+    @property
+    def head(self) -> int:
+        """The newest version; -1 when there is none."""
+        if self._head is None:
+            self._head = self.lineage.head()
+        return self._head
+
+    @property
+    def index(self) -> PartIndex:
+        """The parts of the model. Raises VersionUnknown, ManifestCorrupt for a root whose version 0 is no use."""
+        if self._index is None:
+            self._index = PartIndex(self.lineage.open(0))
+        return self._index
+
+    def segments(self, kind: Kind) -> list[Segment]:
+        """The segments of a kind that stand and were not found unreadable."""
+        if kind not in self._segments:
+            self._segments[kind] = [s for s in list_segments(self.store, kind) if s.key not in self._unreadable]
+        return self._segments[kind]
+
+    def versions(self, first: int = 0, last: int | None = None, *, columns: Sequence[str] | None = None) -> Any:
+        """A table of `tables.VERSIONS`, or of some of its columns, with the versions from `first` to `last` (None: the
+        head), in order."""
+        last = self.head if last is None else min(last, self.head)
+        names = list(columns or VERSIONS.names)
+        wanted = list(dict.fromkeys([*names, "version"]))
+
+        def from_segment(segment: Segment, first: int, last: int) -> Any:
+            return _within(open_segment(self.store, segment).read(columns=wanted), first, last).select(names)
+
+        def from_manifests(gap: Gap) -> Any:
+            return versions_table(self.manifests(gap.first, gap.last)).select(names)
+
+        schema = pa.schema([VERSIONS.field(name) for name in names])
+        return _together(self._tables("versions", first, last, from_segment, from_manifests), schema)
+
+    def parts(
+        self,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        tensor: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[Any]:
+        """Tables with the parts that versions `first` to `last` changed, of all tensors or of one; `columns` of
+        `tables.parts_schema`, which see. In no promised order; version 0 changes nothing."""
+        first, last = max(first, 1), self.head if last is None else min(last, self.head)
+        names = list(columns or parts_schema(1).names)
+        wanted = list(dict.fromkeys([*names, "version", *(["tensor"] if tensor is not None else [])]))
+
+        def from_segment(segment: Segment, first: int, last: int) -> Any:
+            file = open_segment(self.store, segment)
+            groups = range(file.num_row_groups) if tensor is None else _groups_with(file, tensor)
+            return _within(of_tensor(file.read_row_groups(list(groups), columns=wanted)), first, last).select(names)
+
+        def from_manifests(gap: Gap) -> Any:
+            changes = [self.index.change(opened) for opened in self.manifests(gap.first, gap.last)]
+            return of_tensor(self.index.table(changes)).select(names)
+
+        def of_tensor(table: Any) -> Any:
+            return table if tensor is None else table.filter(pc.equal(table.column("tensor"), tensor))
+
+        return self._tables("parts", first, last, from_segment, from_manifests)
+
+    def records(self, *, version: int | None = None) -> Any:
+        """A table of `tables.RECORDS` with the hosts' records, of all versions or of one.
+
+        A record that came so late that its segment was there already shows with the next compaction.
+        """
+        segments = self.segments("records")
+        upto = covered_upto(segments)
+        at_least = 0 if version is None else version
+
+        def from_segment(segment: Segment, first: int, last: int) -> Any:
+            file = open_segment(self.store, segment)
+            if version is None:
+                return _within(file.read(), first, last, by="head")
+            table = file.read_row_groups(list(_groups_with(file, version)))
+            return _within(table.filter(pc.equal(table.column("version"), version)), first, last, by="head")
+
+        def from_records(gap: Gap) -> Any:
+            return records_table(self._records(gap.first, gap.last, version))
+
+        tables = list(self._tables("records", at_least, upto, from_segment, from_records)) if at_least <= upto else []
+        tables.append(records_table(self._records(max(at_least, upto + 1), None, version)))
+        return sorted_records(tables)
+
+    def records_before(self, upto: int, *, host: str) -> Iterator[Any]:
+        """Tables with a host's records up to a `head` that segments reach, those of the newest versions first."""
+
+        def of_host(table: Any) -> Any:
+            return table.filter(pc.equal(table.column("host"), host))
+
+        for piece in reversed(list(cover(self.segments("records"), 0, upto)) if upto >= 0 else []):
+            yield from self._tables(
+                "records",
+                piece.first,
+                piece.last,
+                lambda segment, first, last: of_host(
+                    _within(open_segment(self.store, segment).read(), first, last, by="head")
+                ),
+                lambda gap: of_host(records_table(self._records(gap.first, gap.last, None))),
+            )
+
+    def manifests(self, first: int, last: int) -> Iterator[OpenManifest]:
+        """The manifests of versions that no segment has, those that can be read. Others are named in `faults`."""
+        keys = (manifest_key(version) for version in range(first, last + 1))
+        for version, (key, data) in enumerate(fetch_all(self.store, keys), first):
+            try:
+                yield self._proven(key, data, version)
+            except (CorruptData, LineageError) as error:
+                self.note(error)
+
+    def note(self, fault: Exception) -> None:
+        """Names what could not be read, once."""
+        if str(fault) not in map(str, self.faults):
+            self.faults.append(fault if isinstance(fault, CorruptData) else CorruptData(str(fault)))
+
+    def read_records(self, keys: Sequence[str]) -> Iterator[HostRecord]:
+        """Records by their keys, in that order; those that cannot be read are named in `faults`."""
+        for key, data in fetch_all(self.store, keys):
+            try:
+                if isinstance(data, ObjectMissing):
+                    continue  # listed a moment ago, and removed since
+                if isinstance(data, StoreError):
+                    raise data
+                with contextlib.suppress(CorruptData):
+                    yield parse_record(data, key)
+                    continue
+                yield parse_record(self.store.get(key), key)  # a bit may have flipped on the way
+            except CorruptData as error:
+                self.note(error)
+
+    def _records(self, first: int, last: int | None, version: int | None) -> Iterator[HostRecord]:
+        keys = [
+            key
+            for host in record_hosts(self.store)
+            for key in record_keys(self.store, host, head=first, upto=last)
+            if version is None or version_of(key) == version
+        ]
+        return self.read_records(keys)
+
+    def _proven(self, key: str, data: bytes | StoreError, version: int) -> OpenManifest:
+        if isinstance(data, ObjectMissing):
+            raise ManifestCorrupt(f"{key} is missing, though newer versions stand: audit the store") from data
+        if isinstance(data, StoreError):
+            raise data
+        try:
+            opened = open_bytes(data, where=key)
+        except ManifestCorrupt:  # a bit may have flipped on the way; one that did in the store did so twice
+            opened = open_bytes(self.store.get(key), where=key)
+        self.lineage.check(opened.head, version)
+        return opened
+
+    def _tables(
+        self,
+        kind: Kind,
+        first: int,
+        last: int,
+        from_segment: Callable[[Segment, int, int], Any],
+        from_source: Callable[[Gap], Any],
+    ) -> Iterator[Any]:
+        for piece in cover(self.segments(kind), first, last):
+            if isinstance(piece, Gap):
+                for start in range(piece.first, piece.last + 1, _PER_TABLE):
+                    yield from_source(Gap(start, min(start + _PER_TABLE - 1, piece.last)))
+                continue
+            span = max(first, piece.first), min(last, piece.last)
+            try:
+                table = from_segment(piece, *span)
+            except ObjectMissing:  # a compactor put it into a longer one
+                self._let_go(piece)
+            except StoreError:
+                raise
+            except (pa.ArrowException, ValueError, KeyError, OSError) as error:
+                self.note(CorruptData(f"{piece.key} cannot be read: {error}. Read without it; `compact --mend` it."))
+                self._let_go(piece)
+            else:
+                yield table
+                continue
+            yield from self._tables(kind, *span, from_segment, from_source)
+
+    def _let_go(self, segment: Segment) -> None:
+        """Looks for segments again, without this one."""
+        self._unreadable.add(segment.key)
+        self._segments.pop(segment.kind, None)
+
+
+def open_segment(store: Store, segment: Segment) -> Any:
+    """A segment as a Parquet file that is read in ranges, its pages checked. Raises ObjectMissing, ArrowException."""
+    return pq.ParquetFile(
+        pa.PythonFile(_ObjectFile(store, segment), mode="r"), pre_buffer=True, page_checksum_verification=True
+    )
+
+
+class _ObjectFile(io.RawIOBase):
+    """A segment as a file that is read in ranges."""
+
+    def __init__(self, store: Store, segment: Segment) -> None:
+        super().__init__()
+        self._store = store
+        self._segment = segment
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._segment.nbytes}[whence]
+        self._place = start + offset
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._segment.nbytes - self._place)
+        length = left if size is None or size < 0 else min(size, left)
+        data = self._store.get_range(self._segment.key, self._place, length) if length else b""
+        self._place += len(data)
+        return data
+
+
+def _groups_with(file: Any, wanted: str | int) -> Iterator[int]:
+    """The row groups that can hold a tensor, or a version, by the extremes that the file keeps."""
+    name = "tensor" if isinstance(wanted, str) else "version"
+    column = file.schema_arrow.get_field_index(name)
+    place = next(n for n in range(file.metadata.num_columns) if file.metadata.schema.column(n).path == name)
+    assert column >= 0
+    for group in range(file.num_row_groups):
+        extremes = file.metadata.row_group(group).column(place).statistics
+        if extremes is None or not extremes.has_min_max or extremes.min <= wanted <= extremes.max:
+            yield group
+
+
+def _within(table: Any, first: int, last: int, *, by: str = "version") -> Any:
+    column = table.column(by)
+    extremes = pc.min_max(column).as_py() if table.num_rows else {"min": first, "max": last}
+    if extremes["min"] >= first and extremes["max"] <= last:
+        return table
+    return table.filter(pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last)))
+
+
+def _together(tables: Iterator[Any], schema: Any) -> Any:
+    found = [table.replace_schema_metadata(None) for table in tables]
+    return pa.concat_tables(found) if found else schema.empty_table()
