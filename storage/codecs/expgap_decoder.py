@@ -11,7 +11,6 @@ from weighbridge.storage.codecs import kernels, streams
 from weighbridge.storage.codecs.contract import Bytes, PartDecoder, PartShape, Patch
 from weighbridge.storage.codecs.elements import Element, count_elements, element
 from weighbridge.storage.codecs.kernels import classes as k
-from weighbridge.storage.codecs.kernels.lanes import SPAN
 from weighbridge.storage.codecs.kernels.memory import UNITS
 from weighbridge.storage.codecs.windows import Window
 
@@ -40,7 +39,16 @@ class GroupDecoder:
         if len(low) != sum(low_sizes):
             _refuse("low bits of another size than their classes need")
         self.low = kernels.fixed(np.concatenate([np.frombuffer(low, np.uint8), np.zeros(8, np.uint8)]))
-        self.streams = (self.gaps, self.low, self.steps, self.wide.view(np.uint8), UNITS[1], UNITS[4], UNITS[8])
+        self.streams = (
+            self.gaps,
+            self.low,
+            self.steps,
+            self.wide.view(np.uint8),
+            UNITS[1],
+            UNITS[2],
+            UNITS[4],
+            UNITS[8],
+        )
         self._tables = head.tables(gap_sizes, low_sizes, step_sizes, wide_sizes)
 
     def part(self, index: int) -> PartDecoder:
@@ -58,7 +66,7 @@ class ExpGapPartDecoder(PartDecoder):
         self._queue = np.empty(8 * k.QUEUE * len(table), np.uint8)
         self._as_bytes = self._positions.view(np.uint8)
         self._values = np.empty(symbols * group.element.width, np.uint8)
-        self._scratch = np.empty(SPAN, np.uint8)
+        self._scratch = np.empty(k.SCRATCH, np.uint8)
         self._order = (group.element.sign, group.element.mask)
         self._first = self._used = 0
 

@@ -23,6 +23,9 @@ _MEAN_GAP = 16  # what a gap's high part comes to at most on average: few symbol
 _ESCAPES = 0.015  # the most symbols of a class that may need an escape before it gets wider ones
 
 
+_RAMP = kernels.fixed(np.repeat(np.array([255, 0], np.uint8), SPAN))
+
+
 class GroupEncoder:
     """Gathers the changes of all parts of one dtype in a shard."""
 
@@ -39,7 +42,7 @@ class GroupEncoder:
         self._members = np.zeros(self._window.classes, np.int64)
         self._reached: list[Table] = []
         self._open = False
-        self._scratch = np.empty(SPAN, np.uint8)
+        self._scratch = np.empty(k.SCRATCH, np.uint8)
 
     def begin(self, nbytes: int) -> None:
         """Starts the next part."""
@@ -57,12 +60,13 @@ class GroupEncoder:
             kernels.fixed(old),
             kernels.fixed(new),
             UNITS[unit.width],
-            unit.sign,
-            unit.mask,
+            (unit.sign, unit.mask),
             self._for_kernels,
             self._seen,
             self._last,
             self._scratch,
+            _RAMP,
+            UNITS[2],
             self._log.room(count)[self._log.used :],
         )
         self._log.used += found

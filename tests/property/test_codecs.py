@@ -15,6 +15,8 @@ from tests.property.codec_cases import Change, changes, part, round_trip
 
 from weighbridge.errors import PayloadCorrupt, UsageError
 from weighbridge.storage import codecs
+from weighbridge.storage.codecs.elements import element
+from weighbridge.storage.codecs.kernels.lanes import SPAN, STRETCH
 from weighbridge.storage.parts import cut
 from weighbridge.values import PartKey, TensorSpec
 
@@ -65,6 +67,19 @@ def test_parts_of_several_chunks_keep_their_places() -> None:
     parts.append(part("late", Change("BF16", 700_000, 0.0, "ends", 1, 9)))
     for codec in NAMES:
         round_trip(parts, codec)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E5M2", "F32"])
+def test_parts_that_change_here_a_little_and_there_a_lot_keep_their_places(dtype: str) -> None:
+    width = element(dtype).width
+    for elements in (STRETCH - 1, STRETCH, STRETCH + 1, 5 * STRETCH + SPAN + 77):
+        rng = np.random.default_rng(elements)
+        old = (rng.standard_normal(elements) * 0.02).astype(np.float32).view(np.uint32) >> np.uint32(32 - 8 * width)
+        dense = np.arange(elements) // STRETCH % 2 == 1
+        hit = rng.random(elements) < np.where(dense, 0.4, 0.002)
+        new = old + np.where(hit, rng.choice([1, 2], elements), 0).astype(np.uint32)
+        before, after = (words.astype(f"<u{width}").view(np.uint8) for words in (old, new))
+        round_trip([codecs.PartInput(PartKey("t", 0), dtype, before, after)], "expgap")
 
 
 def test_a_gap_may_end_at_any_multiple_of_255() -> None:
@@ -159,7 +174,7 @@ from tests.property.codec_cases import Change, part, round_trip
 from weighbridge.storage.codecs import CODECS, kernels
 dtypes = ("BF16", "F8_E4M3", "F32", "F16", "I64", "BOOL", "U16", "F8_E5M2")
 kinds = ["weights", "steps"] * 4
-parts = [part(f"t{i}", Change(d, 700 + i, 0.1, kinds[i], i, i)) for i, d in enumerate(dtypes)]
+parts = [part(f"t{i}", Change(d, (9000 if i == 0 else 700) + i, 0.1, kinds[i], i, i)) for i, d in enumerate(dtypes)]
 for codec in (None, *CODECS):
     print(kernels.compiler.JIT, xxhash.xxh3_64_hexdigest(round_trip(parts, codec).payload))
 """

@@ -1,8 +1,9 @@
 """Kernels of the codec `expgap`: positions counted within classes of the old exponent. Must not know streams.
 
 An element's class comes from its old bits, which both sides have; its rank is how many of its class come before it in
-the part. Classes are counted SPAN elements at a time with vector compares, and only where something changed is a rank
-worked out bit by bit. Tables are int64, one row a class; the names below are their columns.
+the part. A STRETCH of elements is walked at a time: their classes are laid down as bytes, each class is counted SPAN by
+SPAN with vector compares, and between a rank and a place there is no branch that depends on the data, which no
+processor could guess. Tables are int64, one row a class; the names below are their columns.
 """
 
 import numpy as np
@@ -18,17 +19,19 @@ from weighbridge.storage.codecs.kernels.gaps import (
 )
 from weighbridge.storage.codecs.kernels.lanes import (
     SPAN,
+    STRETCH,
     changed_mask,
     class_mask,
     copy_block,
+    count_before,
     count_bits,
     count_class,
     exponent_classes,
-    find_block,
+    find_span,
     lowest_bit,
     select_bit,
 )
-from weighbridge.storage.codecs.kernels.memory import load, store, width_of
+from weighbridge.storage.codecs.kernels.memory import fetch_ahead, load, store, width_of
 
 # A logged change is one word: its gap in class, its class, the code of its step.
 GAP_AT, CLASS_AT, CLASS_BITS, CODE_BITS = 36, 32, 4, 32
@@ -48,9 +51,17 @@ QUEUE = 512
 """Changes of a class that are read ahead: each a word, how far its rank is ahead of the one before, and its code."""
 AHEAD_AT = 32
 NEVER = 1 << 62
-
+NO_CLASS = 255
+"""The class of elements beyond a part's end."""
 MANY = 12
-"""Changes in a span from which on it pays to work out every class's masks beforehand."""
+"""Changes a span in one stretch from which on it pays, in the next, to make every class's masks beforehand."""
+AT_ONCE = 4
+"""Changes that are taken from a word of 64 without a branch."""
+AHEAD = 4096
+"""Bytes by which memory is asked for before it is needed: a processor does not look beyond its page by itself."""
+SUMS = 2 * (1 + STRETCH // SPAN)
+"""Bytes of a class's sums: a zero, then the members up to the end of each span, 16 bits each."""
+SCRATCH = STRETCH + SUMS * MAX_CLASSES + 2 * (STRETCH + AT_ONCE)
 
 
 @kernel
@@ -82,45 +93,69 @@ def survey(old, new, unit, order, window, stride, members, steps):  # type: igno
 
 
 @kernel
-def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log):  # type: ignore[no-untyped-def]
+def scan_classes(old, new, unit, order, window, seen, last, scratch, ramp, two, log):  # type: ignore[no-untyped-def]
     """Logs a chunk's changes and returns how many; `log` has room for one an element.
 
-    `seen` and `last` are, per class, the members so far in the part and the last changed one's rank.
+    `order` is sign and mask. `seen` and `last` are, per class, the members so far in the part and the last changed
+    one's rank. `scratch` has SCRATCH bytes: STRETCH for classes, SUMS for each class, then the places of changes.
+    `ramp` is as `count_before` wants it, `two` the unit of 2 bytes.
     """
+    sign, mask = order
     count = new.size // width_of(unit)
-    used = np.int64(0)
+    places = STRETCH + SUMS * MAX_CLASSES
     marks = np.zeros(SPAN // 64, np.uint64)
-    before, reached = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
+    totals = np.zeros(MAX_CLASSES, np.int64)
     members = np.zeros((MAX_CLASSES, SPAN // 64), np.uint64)
     ranks = np.zeros((MAX_CLASSES, SPAN // 64), np.int64)
-    for start in range(0, count, SPAN):
-        total = 0
-        if start + SPAN <= count:
-            for j in range(0, SPAN, 64):
+    used = np.int64(0)
+    many = False
+    for start in range(0, count, STRETCH):
+        size = min(STRETCH, count - start)
+        before, found = used, np.int64(0)
+        totals[:] = 0
+        for span in range(0, size, SPAN):
+            for block in range(SPAN // 64):
+                j = span + 64 * block
                 index = (start + j) * width_of(unit)
-                exponent_classes(old, index, classes, j, unit, window)
-                word = changed_mask(new, old, index, unit)
-                marks[j // 64] = word
-                total += count_bits(word)
-        else:
-            for j in range(SPAN):
-                if j % 64 == 0:
-                    marks[j // 64] = np.uint64(0)
-                classes[j] = 255  # no class: elements beyond the end
-                if start + j < count:
-                    index = (start + j) * width_of(unit)
-                    a, b = load(old, index, unit), load(new, index, unit)
-                    field = np.int64((a >> np.uint64(window[0])) & np.uint64(window[1]))
-                    classes[j] = min(max(field, window[2]) - window[2], window[3])
-                    if a != b:
-                        marks[j // 64] |= np.uint64(1) << np.uint64(j % 64)
-                        total += 1
-        if total > MANY:
-            # Every class's masks once, then no loop for any change.
+                if j + 64 <= size:
+                    fetch_ahead(old, index + AHEAD)
+                    fetch_ahead(old, index + AHEAD + 64)
+                    fetch_ahead(new, index + AHEAD)
+                    fetch_ahead(new, index + AHEAD + 64)
+                    exponent_classes(old, index, scratch, j, unit, window)
+                    word = changed_mask(new, old, index, unit)
+                else:
+                    word = np.uint64(0)
+                    for i in range(64):
+                        which = np.int64(NO_CLASS)
+                        if j + i < size:
+                            at = index + i * width_of(unit)
+                            pattern = load(old, at, unit)
+                            field = np.int64((pattern >> np.uint64(window[0])) & np.uint64(window[1]))
+                            which = np.int64(min(max(field, window[2]) - window[2], window[3]))
+                            word |= np.uint64(load(new, at, unit) != pattern) << np.uint64(i)
+                        scratch[j + i] = which
+                marks[block] = word
+                if not many:
+                    more = found + count_bits(word)
+                    for i in range(AT_ONCE):  # places of no change are written over
+                        store(scratch, places + 2 * (found + i), np.uint64(j + lowest_bit(word)), two)
+                        word &= word - np.uint64(1)
+                    found += AT_ONCE
+                    while word:
+                        store(scratch, places + 2 * found, np.uint64(j + lowest_bit(word)), two)
+                        word &= word - np.uint64(1)
+                        found += np.int64(1)
+                    found = more
+            if not many:
+                for each in range(window[3] + 1):
+                    store(scratch, STRETCH + SUMS * each + 2 * (span // SPAN), np.uint64(totals[each]), two)
+                    totals[each] += count_class(scratch, span, each)
+                continue
             for each in range(window[3] + 1):
                 rank = seen[each]
                 for block in range(SPAN // 64):
-                    word = class_mask(classes, block * 64, each)
+                    word = class_mask(scratch, span + 64 * block, each)
                     members[each, block] = word
                     ranks[each, block] = rank
                     rank += count_bits(word)
@@ -130,45 +165,31 @@ def scan_classes(old, new, unit, sign, mask, window, seen, last, classes, log): 
                 while word:
                     bit = lowest_bit(word)
                     word &= word - np.uint64(1)
-                    which = np.int64(classes[block * 64 + bit])
+                    place = span + 64 * block + bit
+                    which = np.int64(scratch[place])
                     below = (np.uint64(1) << np.uint64(bit)) - np.uint64(1)
                     rank = ranks[which, block] + count_bits(members[which, block] & below)
                     gap = rank - last[which] - 1
                     last[which] = rank
-                    index = (start + block * 64 + bit) * width_of(unit)
+                    index = (start + place) * width_of(unit)
                     code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
-                    head = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT))
-                    log[used] = head | code
+                    log[used] = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT)) | code
                     used += np.int64(1)
-            continue
-        if total:
-            for each in range(window[3] + 1):
-                before[each] = seen[each]
-                reached[each] = 0
-            for block in range(0, SPAN, 64):
-                word = marks[block // 64]
-                while word:
-                    bit = lowest_bit(word)
-                    word &= word - np.uint64(1)
-                    which = np.int64(classes[block + bit])
-                    rank = before[which]
-                    at = reached[which]
-                    if at < block:
-                        while at < block:
-                            rank += count_bits(class_mask(classes, at, which))
-                            at += 64
-                        before[which], reached[which] = rank, at
-                    below = (np.uint64(1) << np.uint64(bit)) - np.uint64(1)
-                    rank += count_bits(class_mask(classes, block, which) & below)
-                    gap = rank - last[which] - 1
-                    last[which] = rank
-                    index = (start + block + bit) * width_of(unit)
-                    code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
-                    head = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT))
-                    log[used] = head | code
-                    used += np.int64(1)
+        for i in range(found):
+            place = np.int64(load(scratch, places + 2 * i, two))
+            which = np.int64(scratch[place])
+            first = place // SPAN * SPAN
+            rank = seen[which] + np.int64(load(scratch, STRETCH + SUMS * which + 2 * (place // SPAN), two))
+            rank += count_before(scratch, first, which, ramp, place - first)
+            gap = rank - last[which] - 1
+            last[which] = rank
+            index = (start + place) * width_of(unit)
+            code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
+            log[used] = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT)) | code
+            used += np.int64(1)
         for each in range(window[3] + 1):
-            seen[each] += count_class(classes, each)
+            seen[each] += totals[each]
+        many = used - before > MANY * (size // SPAN)
     return used
 
 
@@ -242,7 +263,7 @@ def read_ahead(which, table, streams, mask, queue):  # type: ignore[no-untyped-d
 
     Apart from the walk through the members, so that each is a short loop that a processor can run ahead in.
     """
-    gaps, low, steps, wide, byte, four, eight = streams
+    gaps, low, steps, wide, byte, _, four, eight = streams
     shift, bits, dense = table[which, SHIFT], table[which, BITS], np.uint64(table[which, DENSE])
     symbol_at, symbol_end = table[which, SYMBOL], table[which, SYMBOL_END]
     gap_at, gap_end = table[which, GAP], table[which, GAP_END]
@@ -292,68 +313,98 @@ def read_ahead(which, table, streams, mask, queue):  # type: ignore[no-untyped-d
     return 0
 
 
+@inlined
+def pick(first, second, third, fourth, rank):  # type: ignore[no-untyped-def]
+    """The place of the bit of that rank in four words that follow each other."""
+    one = count_bits(first)
+    two = one + count_bits(second)
+    three = two + count_bits(third)
+    word = second if rank >= one else first
+    below = one if rank >= one else np.int64(0)
+    word = third if rank >= two else word
+    below = two if rank >= two else below
+    word = fourth if rank >= three else word
+    below = three if rank >= three else below
+    block = np.int64(rank >= one) + np.int64(rank >= two) + np.int64(rank >= three)
+    return block * 64 + select_bit(word, rank - below)
+
+
 @kernel
-def read_classes(old, first, unit, order, window, table, classes, streams, queue, positions, values, used, new):  # type: ignore[no-untyped-def]
+def read_classes(old, first, unit, order, window, table, scratch, streams, queue, positions, values, used, new):  # type: ignore[no-untyped-def]
     """Decodes a chunk whose first element is the part's `first`; returns how much of `positions` is used, or -error.
 
     `order` is sign and mask; `streams` are gaps, low bits (8 bytes longer than what they hold), steps, wide codes (as
-    bytes, four each) and the units of 1, 4 and 8 bytes. `queue` (QUEUE words a class) and `positions` are given as
-    bytes, too. `positions` and `values` have room for all symbols that the part has left. `new` gets the chunk as it
-    becomes.
+    bytes, four each) and the units of 1, 2, 4 and 8 bytes. `scratch` is as `scan_classes` wants it. `queue` (QUEUE
+    words a class) and `positions` are given as bytes, too. `positions` and `values` have room for all symbols that the
+    part has left. `new` gets the chunk as it becomes.
     """
     sign, mask = order
-    four, eight = streams[5], streams[6]
+    two, four, eight = streams[5], streams[6], streams[7]
     count = old.size // width_of(unit)
-    masks, sums = np.zeros(SPAN // 64, np.uint64), np.zeros(SPAN // 64, np.uint32)
-    for start in range(0, count, SPAN):
-        if start + SPAN <= count:
-            for j in range(0, SPAN, 64):
-                exponent_classes(old, (start + j) * width_of(unit), classes, j, unit, window)
-                copy_block(old, new, (start + j) * width_of(unit), unit)
-        else:
-            for j in range(SPAN):
-                classes[j] = 255  # no class: elements beyond the end
-                if start + j < count:
-                    pattern = load(old, (start + j) * width_of(unit), unit)
-                    store(new, (start + j) * width_of(unit), pattern, unit)
-                    field = np.int64((pattern >> np.uint64(window[0])) & np.uint64(window[1]))
-                    classes[j] = min(max(field, window[2]) - window[2], window[3])
-        for which in range(table.shape[0]):
-            seen = table[which, SEEN]
-            stop = seen + count_class(classes, which)
-            table[which, SEEN] = stop
-            wanted = table[which, NEXT]
-            if wanted >= stop:
-                continue
-            total = np.int64(0)
-            for block in range(SPAN // 64):
-                word = class_mask(classes, block * 64, which)
-                total += count_bits(word)
-                masks[block] = word
-                sums[block] = total
-            taken, filled = table[which, TAKEN], table[which, FILLED]
+    totals = np.zeros(MAX_CLASSES, np.int64)
+    for start in range(0, count, STRETCH):
+        size = min(STRETCH, count - start)
+        spans = (size + SPAN - 1) // SPAN
+        totals[:] = 0
+        for span in range(spans):
+            for j in range(span * SPAN, (span + 1) * SPAN, 64):
+                index = (start + j) * width_of(unit)
+                if j + 64 <= size:
+                    fetch_ahead(old, index + AHEAD)
+                    fetch_ahead(old, index + AHEAD + 64)
+                    exponent_classes(old, index, scratch, j, unit, window)
+                    copy_block(old, new, index, unit)
+                else:
+                    for i in range(64):
+                        which = np.int64(NO_CLASS)
+                        if j + i < size:
+                            pattern = load(old, index + i * width_of(unit), unit)
+                            store(new, index + i * width_of(unit), pattern, unit)
+                            field = np.int64((pattern >> np.uint64(window[0])) & np.uint64(window[1]))
+                            which = np.int64(min(max(field, window[2]) - window[2], window[3]))
+                        scratch[j + i] = which
+            for each in range(table.shape[0]):
+                store(scratch, STRETCH + SUMS * each + 2 * span, np.uint64(totals[each]), two)
+                totals[each] += count_class(scratch, span * SPAN, each)
+        for each in range(table.shape[0]):
+            total = totals[each]
+            sums = STRETCH + SUMS * each
+            for span in range(spans, STRETCH // SPAN + 1):
+                store(scratch, sums + 2 * span, np.uint64(total), two)
+            seen = table[each, SEEN]
+            stop = seen + total
+            table[each, SEEN] = stop
+            wanted = table[each, NEXT]
+            taken, filled = table[each, TAKEN], table[each, FILLED]
             while wanted < stop:
                 if wanted >= 0:
-                    code = load(queue, (which * QUEUE + taken) * 8, eight) & np.uint64((1 << AHEAD_AT) - 1)
+                    code = load(queue, (each * QUEUE + taken) * 8, eight) & np.uint64((1 << AHEAD_AT) - 1)
                     taken += 1
-                    rank = wanted - seen
-                    at = find_block(sums, rank)
-                    word = masks[at]
-                    index = start + at * 64 + select_bit(word, rank - np.int64(sums[at]) + count_bits(word))
+                    span = find_span(scratch, sums + 2, wanted - seen)
+                    rank = wanted - seen - np.int64(load(scratch, sums + 2 * span, two))
+                    first_lane = span * SPAN
+                    index = start + first_lane
+                    index += pick(
+                        class_mask(scratch, first_lane, each),
+                        class_mask(scratch, first_lane + 64, each),
+                        class_mask(scratch, first_lane + 128, each),
+                        class_mask(scratch, first_lane + 192, each),
+                        rank,
+                    )
                     pattern = stepped(load(old, index * width_of(unit), unit), code, sign, mask)
                     store(positions, used * 4, np.uint64(first + index), four)
                     store(values, used * width_of(unit), pattern, unit)
                     store(new, index * width_of(unit), pattern, unit)
                     used += 1
                 if taken == filled:
-                    error = read_ahead(which, table, streams, mask, queue)
+                    error = read_ahead(each, table, streams, mask, queue)
                     if error:
                         return -error
-                    taken, filled = np.int64(0), table[which, FILLED]
+                    taken, filled = np.int64(0), table[each, FILLED]
                     if filled == 0:
                         wanted = np.int64(NEVER)
                         break
-                ahead = load(queue, (which * QUEUE + taken) * 8, eight) >> np.uint64(AHEAD_AT)
+                ahead = load(queue, (each * QUEUE + taken) * 8, eight) >> np.uint64(AHEAD_AT)
                 wanted += np.int64(ahead)
-            table[which, NEXT], table[which, TAKEN] = wanted, taken
+            table[each, NEXT], table[each, TAKEN] = wanted, taken
     return used

@@ -17,8 +17,12 @@ from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.codecs.kernels.compiler import JIT, inlined
 from weighbridge.storage.codecs.kernels.memory import WORD, address, checked, load_any
 
-SPAN = 512
-"""Elements whose classes are counted together: large enough to spread the cost of adding up lanes, small in L1."""
+SPAN = 256
+"""Elements whose classes are counted together: large enough to spread the cost of adding up lanes, small enough that a
+rank within is found by looking at all of them, without a branch."""
+
+STRETCH = 32 * SPAN
+"""Elements that are walked class by class: their classes fit in L1, and their spans' sums in one vector."""
 
 _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 64)
@@ -85,28 +89,58 @@ def _plain_exponent_classes(
     checked(out, place, 64)[:] = np.clip(field, low, low + top) - low
 
 
+def _add_up(builder: Any, minus_ones: Any, lanes: int) -> Any:
+    """How many of up to 255 * 64 lanes are -1 rather than 0, as a word."""
+    total = ir.Constant(_BYTES, [0] * 64)
+    for start in range(0, lanes, 64):
+        total = builder.sub(total, minus_ones(start))
+    wide = ir.VectorType(ir.IntType(32), 64)
+    name = "llvm.vector.reduce.add.v64i32"
+    reduce = builder.module.globals.get(name)
+    if reduce is None:
+        reduce = ir.Function(builder.module, ir.FunctionType(ir.IntType(32), [wide]), name=name)
+    return builder.zext(builder.call(reduce, [builder.zext(total, wide)]), WORD)
+
+
 @intrinsic
-def _count_class(typing: Any, classes: Any, wanted: Any) -> Any:
+def _count_class(typing: Any, classes: Any, index: Any, wanted: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target = _splat(builder, builder.trunc(args[1], _BYTE), 64)
-        total = ir.Constant(_BYTES, [0] * 64)
-        for start in range(0, SPAN, 64):
-            index = ir.Constant(WORD, start)
-            value = load_any(context, builder, signature.args[0], args[0], index, _BYTES)
-            # A lane that is equal is -1 as a signed byte; at most SPAN / 64 of them are added up in each.
-            total = builder.sub(total, builder.sext(builder.icmp_unsigned("==", value, target), _BYTES))
-        wide = ir.VectorType(ir.IntType(32), 64)
-        name = "llvm.vector.reduce.add.v64i32"
-        reduce = builder.module.globals.get(name)
-        if reduce is None:
-            reduce = ir.Function(builder.module, ir.FunctionType(ir.IntType(32), [wide]), name=name)
-        return builder.zext(builder.call(reduce, [builder.zext(total, wide)]), WORD)
+        target = _splat(builder, builder.trunc(args[2], _BYTE), 64)
 
-    return types.int64(classes, types.int64), codegen
+        def equal(start: int) -> Any:
+            at = builder.add(args[1], ir.Constant(WORD, start))
+            value = load_any(context, builder, signature.args[0], args[0], at, _BYTES)
+            return builder.sext(builder.icmp_unsigned("==", value, target), _BYTES)
+
+        return _add_up(builder, equal, SPAN)
+
+    return types.int64(classes, types.int64, types.int64), codegen
 
 
-def _plain_count_class(classes: Bytes, wanted: int) -> int:
-    return int((checked(classes, 0, SPAN) == wanted).sum())
+def _plain_count_class(classes: Bytes, index: int, wanted: int) -> int:
+    return int((checked(classes, index, SPAN) == wanted).sum())
+
+
+@intrinsic
+def _count_before(typing: Any, classes: Any, index: Any, wanted: Any, ramp: Any, place: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target = _splat(builder, builder.trunc(args[2], _BYTE), 64)
+        first = builder.sub(ir.Constant(WORD, SPAN), args[4])
+
+        def equal(start: int) -> Any:
+            offset = ir.Constant(WORD, start)
+            value = load_any(context, builder, signature.args[0], args[0], builder.add(args[1], offset), _BYTES)
+            counts = load_any(context, builder, signature.args[3], args[3], builder.add(first, offset), _BYTES)
+            return builder.and_(builder.sext(builder.icmp_unsigned("==", value, target), _BYTES), counts)
+
+        return _add_up(builder, equal, SPAN)
+
+    return types.int64(classes, types.int64, types.int64, ramp, types.int64), codegen
+
+
+def _plain_count_before(classes: Bytes, index: int, wanted: int, ramp: Bytes, place: int) -> int:
+    counted = checked(ramp, SPAN - place, SPAN) > 127
+    return int(((checked(classes, index, SPAN) == wanted) & counted).sum())
 
 
 @intrinsic
@@ -126,7 +160,7 @@ def _plain_class_mask(classes: Bytes, index: int, wanted: int) -> np.uint64:
 @intrinsic
 def _lowest_bit(typing: Any, word: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), codegen
 
@@ -140,7 +174,7 @@ def _count_bits(typing: Any, word: Any) -> Any:
 
 
 def _plain_lowest_bit(word: np.uint64) -> int:
-    return (int(word) & -int(word)).bit_length() - 1
+    return (int(word) & -int(word)).bit_length() - 1 if word else 64
 
 
 def _plain_count_bits(word: np.uint64) -> int:
@@ -189,24 +223,25 @@ def _plain_copy_block(old: Bytes, new: Bytes, index: int, unit: Any) -> None:
 
 
 @intrinsic
-def _find_block(typing: Any, sums: Any, rank: Any) -> Any:
-    lanes = ir.VectorType(ir.IntType(32), SPAN // 64)
+def _find_span(typing: Any, sums: Any, index: Any, rank: Any) -> Any:
+    spans = STRETCH // SPAN
+    lanes = ir.VectorType(ir.IntType(16), spans)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = load_any(context, builder, signature.args[0], args[0], ir.Constant(WORD, 0), lanes)
-        wanted = _splat(builder, builder.trunc(args[1], ir.IntType(32)), SPAN // 64)
-        below = builder.bitcast(builder.icmp_unsigned("<=", value, wanted), ir.IntType(SPAN // 64))
+        value = load_any(context, builder, signature.args[0], args[0], args[1], lanes)
+        wanted = _splat(builder, builder.trunc(args[2], ir.IntType(16)), spans)
+        below = builder.bitcast(builder.icmp_signed("<=", value, wanted), ir.IntType(spans))
         return builder.zext(builder.ctpop(below), WORD)
 
-    return types.int64(sums, types.int64), codegen
+    return types.int64(sums, types.int64, types.int64), codegen
 
 
-def _plain_find_block(sums: Any, rank: int) -> int:
-    return int((sums <= rank).sum())
+def _plain_find_span(sums: Bytes, index: int, rank: int) -> int:
+    return int((checked(sums, index, 2 * (STRETCH // SPAN)).view(np.int16) <= rank).sum())
 
 
 lowest_bit: Callable[..., Any] = _lowest_bit if JIT else _plain_lowest_bit
-"""lowest_bit(word): the place of the lowest bit that is set; the word is not 0."""
+"""lowest_bit(word): the place of the lowest bit that is set, 64 for none."""
 
 count_bits: Callable[..., Any] = _count_bits if JIT else _plain_count_bits
 """count_bits(word): how many bits are set."""
@@ -222,7 +257,13 @@ above it).
 """
 
 count_class: Callable[..., Any] = _count_class if JIT else _plain_count_class
-"""count_class(classes, wanted): how many of SPAN bytes are equal to one."""
+"""count_class(classes, index, wanted): how many of the SPAN bytes from `index` on are equal to one."""
+
+count_before: Callable[..., Any] = _count_before if JIT else _plain_count_before
+"""count_before(classes, index, wanted, ramp, place): how many of the `place` bytes from `index` on are equal to one.
+
+`place` is below SPAN, all SPAN bytes are the array's, and `ramp` is SPAN times 255 and then SPAN zeros.
+"""
 
 class_mask: Callable[..., Any] = _class_mask if JIT else _plain_class_mask
 """class_mask(classes, index, wanted): bit j is set where the j-th of the 64 bytes from `index` on is equal to one."""
@@ -236,5 +277,5 @@ if JIT:
 copy_block: Callable[..., Any] = _copy_block if JIT else _plain_copy_block
 """copy_block(old, new, index, unit): copies the 64 elements from a byte index on."""
 
-find_block: Callable[..., Any] = _find_block if JIT else _plain_find_block
-"""find_block(sums, rank): how many of the first SPAN / 64 uint32 are at most `rank`."""
+find_span: Callable[..., Any] = _find_span if JIT else _plain_find_span
+"""find_span(sums, index, rank): how many of the STRETCH / SPAN int16 from a byte index on are at most `rank`."""

@@ -71,6 +71,27 @@ def _plain_store(array: Bytes, index: int, value: np.uint64, unit: Any) -> None:
 
 
 @intrinsic
+def _fetch_ahead(typing: Any, array: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = ir.IntType(32)
+        pointer = ir.IntType(8).as_pointer()
+        name = "llvm.prefetch.p0i8"
+        prefetch = builder.module.globals.get(name)
+        if prefetch is None:
+            kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+            prefetch = ir.Function(builder.module, kind, name=name)
+        place = address(context, builder, signature.args[0], args[0], args[1], ir.IntType(8))
+        builder.call(prefetch, [place, *(ir.Constant(number, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+def _plain_fetch_ahead(array: Bytes, index: int) -> None:
+    """Fetching is a hint: nothing to see, and beyond the end nothing to fear."""
+
+
+@intrinsic
 def _width_of(typing: Any, unit: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(WORD, unit.dtype.bitwidth // 8)
@@ -90,6 +111,9 @@ load: Callable[..., Any] = _load if JIT else _plain_load
 
 store: Callable[..., Any] = _store if JIT else _plain_store
 """store(array, index, value, unit): writes the low bytes of a uint64 as an element at a byte index."""
+
+fetch_ahead: Callable[..., Any] = _fetch_ahead if JIT else _plain_fetch_ahead
+"""fetch_ahead(array, index): asks for the 64 bytes about a byte index; a hint, harmless beyond the array's end."""
 
 UNITS: dict[int, Any] = {
     np.dtype(kind).itemsize: np.empty(0, kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64)
