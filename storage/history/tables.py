@@ -2,8 +2,9 @@
 stores or segments."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,15 +95,22 @@ def parts_schema(digest_bytes: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The rows of one delta as arrays: `codes` are the parts' numbers in a PartIndex, digests have a row each."""
+    """The rows of one manifest as arrays: `numbers` are the parts' in a PartIndex, `codecs` those in its list of them,
+    digests have a row each. Digests lie in the manifest's own bytes, and keep them in memory."""
 
     version: int
-    codes: npt.NDArray[np.int32]
+    numbers: npt.NDArray[np.int32]
     changed: Ints
-    codecs: Any
+    codecs: npt.NDArray[np.int8]
     before: Digests
     after: Digests
     whole: Digests
+
+    def detached(self) -> "Change":
+        """The same without the manifest, and without what the versions before it say too."""
+        after = self.after.copy()
+        whole = after if np.array_equal(self.whole, after) else self.whole.copy()
+        return replace(self, before=self.before[:0], after=after, whole=whole)
 
 
 class PartIndex:
@@ -129,6 +137,8 @@ class PartIndex:
             before = self.specs[key.tensor].nbytes if key.offset else 0
             self.specs[key.tensor] = TensorSpec(key.tensor, dtype, tuple(shape), before + nbytes)
         self._codes = {key: code for code, key in enumerate(self.keys)}
+        self.parts_of = Counter(key.tensor for key in self.keys)
+        self._codecs: list[str] = []
         self._last: tuple[Any, npt.NDArray[np.int32]] | None = None
 
     def change(self, opened: OpenManifest) -> Change:
@@ -139,7 +149,7 @@ class PartIndex:
                 opened.head.version,
                 self._numbers(rows.select([0, 1, 2, 3, 4])),
                 rows.column("changed").to_numpy().astype(np.int64),
-                rows.column("codec"),
+                self._codec_numbers(rows.column("codec")),
                 *(_digests(rows.column(name), size) for name in ("before", "after", "tensor_digest")),
             )
         except (KeyError, ValueError) as error:
@@ -151,10 +161,10 @@ class PartIndex:
     def table(self, changes: Sequence[Change]) -> Any:
         """The rows of several deltas as one table of `parts_schema`."""
         size = self.digests.shape[1]
-        codes = _joined([c.codes for c in changes], np.int32)
-        versions = np.repeat([c.version for c in changes], [len(c.codes) for c in changes]).astype(np.int64)
-        order = np.argsort(codes.astype(np.int64) << 32 | versions, kind="stable")
-        taken = pa.array(codes[order])
+        numbers = _joined([c.numbers for c in changes], np.int32)
+        versions = np.repeat([c.version for c in changes], [len(c.numbers) for c in changes]).astype(np.int64)
+        order = np.argsort(numbers.astype(np.int64) << 32 | versions, kind="stable")
+        taken = pa.array(numbers[order])
         after, whole = (
             np.concatenate([getattr(c, name) for c in changes] or [np.empty((0, size), np.uint8)])[order]
             for name in ("after", "whole")
@@ -162,13 +172,22 @@ class PartIndex:
         columns = {name: column.take(taken) for name, column in self._constants.items()}
         columns |= {
             "version": pa.array(versions[order]),
-            "codec": pa.concat_arrays([c.codecs for c in changes] or [pa.array([], pa.string())]).take(pa.array(order)),
+            "codec": pa.array(self._codecs, pa.string()).take(
+                pa.array(_joined([c.codecs for c in changes], np.int8)[order])
+            ),
             "changed": pa.array(_joined([c.changed for c in changes], np.int64)[order]),
             "digest": _binary(whole),
             "part_digest": _binary(after, present=(after != whole).any(axis=1)),
         }
         schema = parts_schema(size)
         return pa.table([columns[name] for name in schema.names], schema=schema)
+
+    def _codec_numbers(self, column: Any) -> npt.NDArray[np.int8]:
+        encoded = column.dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        self._codecs += [name for name in names if name not in self._codecs]
+        known: npt.NDArray[np.int8] = np.array([self._codecs.index(name) for name in names], np.int8)
+        return known.take(encoded.indices.to_numpy())
 
     def _numbers(self, what: Any) -> npt.NDArray[np.int32]:
         """The parts' numbers. Most versions change the same parts as the one before, in the same order."""

@@ -160,6 +160,12 @@ def test_a_history_is_asked_from_the_command_line(
         assert table.schema.get_field_index("version") >= 0 or words[0] == "diff"
     assert exit_code("blame", "no.such.tensor", "--store", "S") == 2
 
+    assert exit_code("audit", "--chain", "--store", "S") == 0
+    assert json.loads(said("audit", "--chain", "--json")[0])["manifests"] == 4
+    run.store.put(manifest_key(2), flipped(run.store.get(manifest_key(2))))
+    assert exit_code("audit", "--chain", "--store", "S") == 9
+    assert f"broke at {manifest_key(2)}: " in capsys.readouterr().err
+
 
 def test_one_corrupt_record_and_one_corrupt_manifest_are_named_and_end_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
