@@ -15,7 +15,7 @@ import structlog
 from weighbridge.errors import ManifestCorrupt, ObjectMissing, StoreError
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import Disk
-from weighbridge.storage.manifest import from_bytes, version_folder
+from weighbridge.storage.manifest import anchor_key, from_bytes, version_folder
 from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
 from weighbridge.storage.stores.probe import PROBE_FOLDER
 from weighbridge.storage.transfer import PART_SUFFIX
@@ -105,7 +105,7 @@ def _orphans(lineage: Lineage, version: int, found: list[ObjectInfo]) -> Iterato
 
 
 def _anchor_ids(store: Store, version: int) -> Iterator[str]:
-    key = f"{version_folder(version)}/anchor.arrow"
+    key = anchor_key(version)
     with contextlib.suppress(ObjectMissing):
         yield from_bytes(store.get(key), where=key).commit_id
 

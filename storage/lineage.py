@@ -1,5 +1,6 @@
 """A run's versions as a reader sees them: which run a root belongs to, which version is the head, and the hash chain
-that leads to it. Only reads; claiming a root and committing to it is `publisher.py`."""
+that leads to it. Only reads; claiming a root and committing to it is `publisher.py`, which way leads to a
+version is `ways.py`."""
 
 import re
 from collections import OrderedDict
@@ -9,16 +10,29 @@ from typing import TypeVar
 
 from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
 from weighbridge.storage.digests import DIGESTS
-from weighbridge.storage.manifest import OpenManifest, check_name, from_bytes, manifest_key, open_bytes, version_folder
+from weighbridge.storage.manifest import (
+    OpenManifest,
+    anchor_key,
+    check_name,
+    from_bytes,
+    manifest_key,
+    open_bytes,
+    retired_key,
+    version_folder,
+)
 from weighbridge.storage.sealed_json import seal, unseal
+from weighbridge.storage.state import base_digests, state_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import Manifest
 
 T = TypeVar("T")
 
 RUN_KEY = "run.json"
+ANCHORS_FOLDER = "anchors"
 _KEPT_MANIFESTS = 32
+_KEPT_ANCHORS = 2
 _HEX64 = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"[0-9]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,8 @@ class Lineage:
         self._floor = floor
         self._run: RunInfo | None = None
         self._seen: OrderedDict[int, Manifest] = OrderedDict()
+        self._seen_anchors: OrderedDict[int, Manifest] = OrderedDict()
+        self._collected: set[tuple[str, int]] = set()
         self._head = -1
 
     @property
@@ -104,6 +120,43 @@ class Lineage:
         self.check(opened.head, version)
         return opened
 
+    def anchors(self) -> tuple[int, ...]:
+        """The versions of which the store says that they have an anchor, oldest first, in one listing: hints."""
+        names = (info.key.rpartition("/")[2] for info in self.store.list(ANCHORS_FOLDER))
+        return tuple(sorted(int(name) for name in names if _VERSION.fullmatch(name)))
+
+    def anchor(self, version: int) -> Manifest:
+        """The anchor of a version, proven to be of the same state. Raises VersionUnknown when there is none,
+        ManifestCorrupt."""
+        known = self._seen_anchors.get(version)
+        if known is not None:
+            return known
+        key, of = anchor_key(version), self.manifest(version)
+        try:
+            anchor = self._read(key, from_bytes)
+        except ObjectMissing as error:
+            raise VersionUnknown(f"version {version} has no anchor in {self.store.url}. Nothing was read.") from error
+        expected = ("anchor", version, version, of.digest, of.state_digest, of.run_id, of.digest_kind)
+        found = (anchor.kind, anchor.version, anchor.parent, anchor.parent_digest, anchor.state_digest)
+        if (*found, anchor.run_id, anchor.digest_kind) != expected or state_digest(base_digests(anchor)) != found[-1]:
+            raise ManifestCorrupt(f"{key} is not of version {version} as it was published; nothing was read from it")
+        self._seen_anchors[version] = anchor
+        while len(self._seen_anchors) > _KEPT_ANCHORS:
+            self._seen_anchors.popitem(last=False)
+        return anchor
+
+    def forget_shards(self, manifest: Manifest) -> None:
+        """Remembers that the shards of a version, or of an anchor, were found gone: no way leads over them again."""
+        self._collected.add((manifest.kind, manifest.version))
+
+    def recall_shards(self, manifest: Manifest) -> None:
+        """Takes `forget_shards` back."""
+        self._collected.discard((manifest.kind, manifest.version))
+
+    def are_shards_gone(self, manifest: Manifest) -> bool:
+        """Whether `forget_shards` was told of a version or anchor. Asks nothing of the store."""
+        return (manifest.kind, manifest.version) in self._collected
+
     def _read(self, key: str, parse: Callable[..., T]) -> T:
         try:
             return parse(self.store.get(key), where=key)
@@ -141,6 +194,10 @@ class Lineage:
         """Whether a version's shards were collected."""
         return self._stands(f"{version_folder(version)}/retired")
 
+    def is_marked(self, manifest: Manifest) -> bool:
+        """Whether the mark stands that the shards of a version, or of an anchor, are collected."""
+        return self._stands(retired_key(manifest))
+
     def _stands(self, key: str) -> bool:
         try:
             self.store.size(key)
@@ -157,10 +214,24 @@ class Lineage:
         parent = self.manifest(after)
         for version in range(after + 1, upto + 1):
             manifest = self.manifest(version)
-            if manifest.parent_digest != parent.digest:
-                raise ManifestCorrupt(
-                    f"{manifest_key(version)} names another parent than the version {version - 1} that stands here: "
-                    "the chain is broken. Nothing was read from it; audit the store."
-                )
+            _check_link(parent, manifest)
             yield manifest
             parent = manifest
+
+    def back(self, version: int) -> Iterator[Manifest]:
+        """The manifests from a version down to version 0, each proven to be the parent of the one before it."""
+        child: Manifest | None = None
+        for number in range(version, -1, -1):
+            manifest = self.manifest(number)
+            if child is not None:
+                _check_link(manifest, child)
+            yield manifest
+            child = manifest
+
+
+def _check_link(parent: Manifest, child: Manifest) -> None:
+    if child.parent_digest != parent.digest:
+        raise ManifestCorrupt(
+            f"{manifest_key(child.version)} names another parent than the version {parent.version} that stands here: "
+            "the chain is broken. Nothing was read from it; audit the store."
+        )

@@ -34,7 +34,7 @@ _COLUMNS = pa.schema(
     ]
 )
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_SHARD_NAME = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}\.safetensors")
+_SHARD_NAME = re.compile(r"(?P<anchor>anchor-)?[0-9a-f]{32}-[a-z0-9]{1,16}\.safetensors")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 _HEX = re.compile(r"([0-9a-f]{2})*")
 _FIELDS = frozenset({
@@ -52,6 +52,16 @@ def version_folder(version: int) -> str:
 def manifest_key(version: int) -> str:
     """The key whose creation commits a version."""
     return f"{version_folder(version)}/manifest.arrow"
+
+
+def anchor_key(version: int) -> str:
+    """The key whose creation commits a version's anchor, its second form."""
+    return f"{version_folder(version)}/anchor.arrow"
+
+
+def retired_key(manifest: Manifest) -> str:
+    """The key of the mark that the shards which a manifest (a version's, or an anchor's) names are collected."""
+    return f"{version_folder(manifest.version)}/{'anchor-retired' if manifest.kind == 'anchor' else 'retired'}"
 
 
 def shard_key(version: int, shard: ShardInfo) -> str:
@@ -234,7 +244,8 @@ def _head(meta: Mapping[str, str]) -> Manifest:
         _need(_is_hex(meta[field], digits), f"{field} is not hex of its length")
     _need(_is_hex(meta["parent_digest"], 0 if meta["kind"] == "base" else 64), "parent_digest is not hex of its length")
     _need(set(meta["digest"]) != {"0"}, "it names no digest of its own")
-    shards = _shards(meta["shards"], len(digest_bytes(meta["digest_kind"], b"")))
+    digest_size = len(digest_bytes(meta["digest_kind"], b""))
+    shards = _shards(meta["shards"], digest_size, of_anchor=meta["kind"] == "anchor")
     _need(meta["files"] == "" or meta["files"] in {s.name for s in shards}, "the shard of small files is not listed")
     aliases = _object("aliases", meta["aliases"])
     _need(all(isinstance(name, str) for name in aliases.values()), "an alias is of no name")
@@ -262,17 +273,18 @@ def _head(meta: Mapping[str, str]) -> Manifest:
     )
 
 
-def _shards(text: str, digest_size: int) -> tuple[ShardInfo, ...]:
+def _shards(text: str, digest_size: int, *, of_anchor: bool) -> tuple[ShardInfo, ...]:
     listed = strict_json.parse(text.encode())
     if not isinstance(listed, list):
         raise ValueError("its shards are no list")
-    shards = tuple(_shard(*entry, digest_size=digest_size) for entry in listed)
+    shards = tuple(_shard(*entry, digest_size=digest_size, of_anchor=of_anchor) for entry in listed)
     _need(len({s.name for s in shards}) == len(shards), "two shards of one name")
     return shards
 
 
-def _shard(name: object, nbytes: object, digest: object, *, digest_size: int) -> ShardInfo:
-    if not (isinstance(name, str) and _SHARD_NAME.fullmatch(name)):
+def _shard(name: object, nbytes: object, digest: object, *, digest_size: int, of_anchor: bool) -> ShardInfo:
+    named = _SHARD_NAME.fullmatch(name) if isinstance(name, str) else None
+    if not isinstance(name, str) or named is None or (named["anchor"] is not None) != of_anchor:
         raise ValueError(f"no publisher names a shard {name!r}")
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
         raise ValueError(f"a shard's size is {nbytes!r}")
@@ -291,14 +303,14 @@ def _rows(batch: Any, shards: int, *, kind: str, digest_size: int) -> tuple[Part
     )
     _need(len({r.key for r in rows}) == len(rows), "a part stands in it twice")
     is_base = kind == "base"
-    befores = {"base": (0,), "delta": (digest_size,)}.get(kind, (0, digest_size))
+    before = digest_size if kind == "delta" else 0
     for row in rows:
         name = row.key.tensor
         _need((row.codec == "base") == is_base, f"{name}: codec {row.codec!r} does not go with this kind of manifest")
         _need(row.shard == -1 if is_base else 0 <= row.shard < shards, f"{name}: no shard {row.shard}")
         _need(all(n >= 0 for n in row.shape), f"{name}: a negative shape")
         _need(
-            len(row.before) in befores and len(row.after) == len(row.tensor_digest) == digest_size,
+            len(row.before) == before and len(row.after) == len(row.tensor_digest) == digest_size,
             f"{name}: digests of another length",
         )
     return rows

@@ -8,32 +8,34 @@ from pathlib import Path
 import structlog
 
 from weighbridge.errors import (
-    CheckpointError,
     CommitConflict,
     DigestMismatch,
     ManifestCorrupt,
+    ObjectMissing,
     StoreRefused,
+    VersionRetired,
     WriterOvertaken,
 )
 from weighbridge.storage.attempt import Attempt, Snapshot
 from weighbridge.storage.checkpoint import Checkpoint
 from weighbridge.storage.claim import claim
 from weighbridge.storage.clock import Clock
-from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
 from weighbridge.storage.manifest import manifest_key, shard_key
-from weighbridge.storage.replica.image import MemoryImage
 from weighbridge.storage.replica.patching import Deltas, Proven, prove
+from weighbridge.storage.resume import first_snapshot
 from weighbridge.storage.state import advance, state_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.probe import probe
 from weighbridge.storage.transfer import fetch_object
+from weighbridge.storage.ways import explain_missing
 from weighbridge.values import Label, Manifest, PartKey, ShardInfo, TensorSpec
 
 log = structlog.get_logger("weighbridge.publisher")
 
 _TAKE_OVER_TRIES = 8
+_OPEN_TRIES = 4
 
 
 class Publisher:
@@ -190,16 +192,21 @@ class Publisher:
         for manifest in self.lineage.walk(self.version, self.lineage.head()):
             paths = {shard: self._spool / shard.name for shard in manifest.shards}
             for shard, path in paths.items():
-                key = shard_key(manifest.version, shard)
-                fetch_object(
-                    self.store,
-                    key,
-                    path,
-                    info=shard,
-                    digest_kind=manifest.digest_kind,
-                    clock=self._clock,
-                    disk=self._disk,
-                )
+                try:
+                    fetch_object(
+                        self.store,
+                        shard_key(manifest.version, shard),
+                        path,
+                        info=shard,
+                        digest_kind=manifest.digest_kind,
+                        clock=self._clock,
+                        disk=self._disk,
+                    )
+                except ObjectMissing as error:
+                    told = explain_missing(self.lineage, manifest, error)
+                    if isinstance(told, VersionRetired):
+                        self.lineage.forget_shards(manifest)
+                    raise told from error
             self._advance(manifest, paths.__getitem__)
             for path in paths.values():
                 self._disk.unlink(path)
@@ -259,10 +266,13 @@ def open_publisher(
     disk: Disk,
     clock: Clock,
     threads: int,
+    replica: Path | None = None,
 ) -> Publisher:
-    """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot.
+    """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot, by
+    the shortest way from the base, an anchor, or a `replica` on this machine that proves equal.
 
-    Holds one copy of the model in memory from then on. Raises StoreUnfit, ForeignRun, CheckpointError, StoreError.
+    Holds one copy of the model in memory from then on. Raises StoreUnfit, ForeignRun, CheckpointError, VersionRetired,
+    StoreError.
     """
     probe(store, clock=clock)
     writer = uuid.uuid4().hex
@@ -270,24 +280,28 @@ def open_publisher(
         store, checkpoint, run_id=run_id, digest_kind=digest_kind, writer=writer, aliases=aliases, clock=clock
     )
     lineage = Lineage(store)
-    image = MemoryImage({name: (spec, checkpoint.read(name)) for name, spec in checkpoint.specs().items()})
-    for key, digest in base.parts.items():
-        if digest_bytes(base.digest_kind, image.view(key).data) != digest:
-            raise CheckpointError(
-                f"{checkpoint.folder} changed while it was read ({key.tensor}). Nothing was published."
-            )
     disk.make_folder(spool, mode=PRIVATE_FOLDER)
-    publisher = Publisher(
-        store=store,
-        lineage=lineage,
-        snapshot=Snapshot(lineage.manifest(0), image, base.parts),
-        aliases=aliases,
-        writer=writer,
-        spool=spool,
-        disk=disk,
-        clock=clock,
-        threads=threads,
-    )
-    publisher.follow()
-    log.info("opened", run=run.run_id, version=publisher.version, writer=writer, store=store.url)
-    return publisher
+    for attempt in range(1, _OPEN_TRIES + 1):
+        publisher = Publisher(
+            store=store,
+            lineage=lineage,
+            snapshot=first_snapshot(
+                lineage, base, replica=replica, spool=spool, disk=disk, clock=clock, threads=threads
+            ),
+            aliases=aliases,
+            writer=writer,
+            spool=spool,
+            disk=disk,
+            clock=clock,
+            threads=threads,
+        )
+        try:
+            publisher.follow()
+        except VersionRetired as error:
+            if attempt == _OPEN_TRIES:
+                raise
+            log.warning("a way to the head was closed, opening again", error=str(error))
+        else:
+            log.info("opened", run=run.run_id, version=publisher.version, writer=writer, store=store.url)
+            return publisher
+    raise AssertionError("the loop ends by returning or raising")

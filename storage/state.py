@@ -26,7 +26,7 @@ def advance(digests: Mapping[PartKey, bytes], rows: Iterable[PartRow]) -> dict[P
 
 
 def base_digests(base: Manifest) -> dict[PartKey, bytes]:
-    """The digests by part of version 0, from its manifest."""
+    """The digests by part of version 0, or of an anchor's version, from its manifest."""
     return {row.key: row.after for row in base.rows}
 
 

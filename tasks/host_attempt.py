@@ -40,12 +40,8 @@ class HostReplica(Copies, Protocol):
         """The digest of the whole state that `current` holds."""
         ...
 
-    def plan(self, target: int | None = None) -> Any:
-        """The shortest way from what is held to `target`."""
-        ...
-
-    def fetch(self, plan: Any, on_progress: Callable[[int, int], None]) -> Any:
-        """Brings what a plan needs onto the local disk, proven by digest."""
+    def plan_and_fetch(self, target: int | None = None, *, on_progress: Callable[[int, int], None]) -> Any:
+        """Finds the shortest way to `target` and brings what it needs onto the local disk, proven by digest."""
         ...
 
     def apply(self, fetched: Any) -> Any:
@@ -133,9 +129,7 @@ class HostAttempt:
         again, from what stands then in the replica and in the store."""
         with self._timed("fetch"):
             self.host.hooks.reading(self.host.store.url, self.version)
-            plan = self.host.replica.plan(self.version)
-            log.info("fetching", version=self.version, start=plan.start, way=plan.action, nbytes=plan.fetch_bytes)
-            self._fetched = self.host.replica.fetch(plan, on_progress=self._progress())
+            self._fetched = self.host.replica.plan_and_fetch(self.version, on_progress=self._progress())
         self._fetched_bytes += self._fetched.downloaded_bytes
         self.stage = Stage.FETCHED
         return int(self._fetched.downloaded_bytes)

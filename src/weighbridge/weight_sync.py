@@ -63,7 +63,9 @@ class WeightSync:
     `weighbridge.settings.Settings` (run, aliases, unchanged, digest, policy, sync_deadline, threads, ...); what is not
     given comes from `WEIGHBRIDGE_*` and the configuration files. Raises UsageError at once for what cannot be right.
 
-    One copy of the model stays in memory from `warm` or the first push on.
+    One copy of the model stays in memory from `warm` or the first push on. A trainer that resumes makes it from the
+    base or an anchor and the deltas after it; with `replica=` the folder of a replica on this machine is read instead,
+    where that is shorter and it proves equal.
     """
 
     def __init__(
@@ -187,6 +189,7 @@ class WeightSync:
                 disk=LocalDisk("process"),
                 clock=SystemClock(),
                 threads=settings.encode_threads,
+                replica=settings.replica,
             )
         return self._publisher
 

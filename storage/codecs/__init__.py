@@ -5,7 +5,14 @@ from weighbridge.storage.codecs.apply import fold, patched_digest
 from weighbridge.storage.codecs.contract import CHUNK_BYTES, PartInput, PartShape, Patch
 from weighbridge.storage.codecs.kernels import scatter
 from weighbridge.storage.codecs.registry import CODECS, get_codec
-from weighbridge.storage.codecs.shard import EncodedPart, EncodedShard, ShardDecoder, encode_shard, open_shard
+from weighbridge.storage.codecs.shard import (
+    EncodedPart,
+    EncodedShard,
+    ShardDecoder,
+    encode_shard,
+    encode_whole,
+    open_shard,
+)
 from weighbridge.storage.codecs.warming import warm
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "Patch",
     "ShardDecoder",
     "encode_shard",
+    "encode_whole",
     "fold",
     "get_codec",
     "open_shard",

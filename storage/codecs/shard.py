@@ -29,6 +29,8 @@ from weighbridge.storage.digests import new_hasher
 from weighbridge.storage.safetensors_header import parse_header
 from weighbridge.values import PartKey
 
+_WHOLE = "full"
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
@@ -78,6 +80,21 @@ def encode_shard(parts: Sequence[PartInput], *, digest_kind: str, codec: str | N
         for stream, data in encoder.finish().items()
     }
     return EncodedShard(save(streams), encoded, unchanged)
+
+
+def encode_whole(parts: Sequence[tuple[PartKey, str, Bytes]], *, digest_kind: str) -> EncodedShard:
+    """Encodes all bytes of parts (key, dtype, bytes), whatever the old ones were, by the codec `full`: for anchors.
+
+    Every part is in the payload; `changed` is 0, since nothing is compared. Raises UsageError like `encode_shard`.
+    """
+    encoder = get_codec(_WHOLE).encoder(())
+    encoded = []
+    for key, dtype, data in parts:
+        part = PartInput(key, dtype, data, data)
+        _check(part)
+        encoded.append(_encode(part, _WHOLE, encoder, digest_kind))
+    streams = {f"{_WHOLE}/{name}": np.frombuffer(data, np.uint8) for name, data in encoder.finish().items()}
+    return EncodedShard(save(streams), tuple(encoded), ())
 
 
 def _differs(part: PartInput, some: Sample) -> bool:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from weighbridge.errors import CheckpointError, DiskFull, ObjectMissing, ShardCorrupt, VersionRetired
+from weighbridge.errors import CheckpointError, DiskFull, ObjectMissing, ShardCorrupt
 from weighbridge.storage.checkpoint import is_small_file
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.digests import digest_bytes
@@ -16,6 +16,7 @@ from weighbridge.storage.manifest import shard_key
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.safetensors_header import parse_header
 from weighbridge.storage.transfer import fetch_object
+from weighbridge.storage.ways import explain_missing
 from weighbridge.values import Manifest, ShardInfo
 
 OnProgress = Callable[[int, int], None]
@@ -32,6 +33,8 @@ class Spool:
         self._busy: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._proven: set[Path] = set()
         self.downloaded_bytes = 0
+        self.damaged: list[Manifest] = []
+        """Whose shards were fetched and are not right in the store."""
 
     def place(self, manifest: Manifest, shard: ShardInfo) -> Path:
         """Where a shard lies, or would lie."""
@@ -49,6 +52,10 @@ class Spool:
         """Bytes of the manifests' shards that are not at hand."""
         shards = ((manifest, shard) for manifest in manifests for shard in manifest.shards)
         return sum(shard.nbytes for manifest, shard in shards if not self.place(manifest, shard).exists())
+
+    def missing_bytes_of(self, manifest: Manifest) -> int:
+        """Bytes of one manifest's shards that are not at hand: what it weighs on a way."""
+        return self.missing_bytes((manifest,))
 
     def fetch(self, manifests: Sequence[Manifest], on_progress: OnProgress | None = None) -> None:
         """Fetches all shards of the manifests that are not at hand, several at a time. Raises like `path_of`."""
@@ -84,6 +91,12 @@ class Spool:
                 self._disk.remove_tree(folder)
         self._proven = {path for path in self._proven if path.exists()}
 
+    def drop(self, manifest: Manifest) -> None:
+        """Removes the shards of one manifest: an anchor's, which weigh as much as the model and served their turn."""
+        for shard in manifest.shards:
+            self._disk.unlink(self.place(manifest, shard))
+        self._proven -= {self.place(manifest, shard) for shard in manifest.shards}
+
     def empty(self) -> None:
         """Removes everything: another run's."""
         self._disk.remove_tree(self._folder)
@@ -115,13 +128,12 @@ class Spool:
                     progress=report,
                     disk=self._disk,
                 )
-            except ObjectMissing as error:
-                if self._lineage.is_retired(manifest.version):
-                    raise VersionRetired(
-                        f"version {manifest.version} is retired: its shards were collected. The replica keeps its "
-                        "version; plan again from the head."
-                    ) from error
+            except ShardCorrupt:
+                with self._lock:
+                    self.damaged.append(manifest)
                 raise
+            except ObjectMissing as error:
+                raise explain_missing(self._lineage, manifest, error) from error
             with self._lock:
                 self._proven.add(path)
                 if not there:

@@ -8,6 +8,7 @@ from typing import Literal
 from weighbridge.errors import LineageError
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.replica.state import CopyState
+from weighbridge.storage.ways import Way, Weigh, find_way, wire_bytes
 from weighbridge.values import Manifest
 
 Action = Literal["nothing", "superseded", "renumber", "switch", "deltas", "rebuild"]
@@ -19,8 +20,9 @@ class Plan:
 
     "nothing": `current` serves the target already. "superseded": it serves a newer one, and nobody asked to go back.
     "renumber": the versions in between are empty, so the loaded copy only gets a new number. "switch": the spare copy
-    holds the target already. "deltas": the spare is patched by `deltas` in one fold. "rebuild": the spare is seeded
-    from the base, then patched by `deltas`. `fetch_bytes` is what has still to be downloaded.
+    holds the target already. "deltas": the spare is patched by `deltas` in one fold. "rebuild": the spare is made anew,
+    in a new folder, from what `way` begins with: an anchor, the loaded copy, or the base. `fetch_bytes` is what has
+    still to be downloaded.
     """
 
     action: Action
@@ -30,6 +32,17 @@ class Plan:
     serves: int
     fetch_bytes: int = 0
     deltas: tuple[Manifest, ...] = field(default=(), repr=False)
+    way: Way | None = field(default=None, repr=False)
+
+    @property
+    def needs(self) -> tuple[Manifest, ...]:
+        """Everything whose shards the plan takes."""
+        return self.deltas if self.way is None else self.way.manifests
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of a whole copy."""
+        return max((manifest.model_bytes for manifest in self.needs), default=0)
 
     @property
     def reload(self) -> bool:
@@ -38,11 +51,19 @@ class Plan:
 
 
 def make_plan(
-    lineage: Lineage, states: Mapping[str, CopyState], loaded: str, *, target: int | None, rollback: bool
+    lineage: Lineage,
+    states: Mapping[str, CopyState],
+    loaded: str,
+    *,
+    target: int | None,
+    rollback: bool,
+    has_base: bool = True,
+    weigh: Weigh = wire_bytes,
 ) -> Plan:
-    """The plan for clean copies of which `loaded` is the one in use; `fetch_bytes` is left to the caller.
+    """The plan for clean copies of which `loaded` is the one in use. `weigh` says what of a manifest has to travel.
 
-    `target` None is the head. Raises VersionUnknown, and LineageError for a roll-back to the head.
+    `target` None is the head. Raises VersionUnknown, VersionRetired, ReplicaError when only a base would do and
+    `has_base` is false, and LineageError for a roll-back to the head.
     """
     serves = states[loaded].version
     if target is None:
@@ -55,13 +76,23 @@ def make_plan(
         return Plan("nothing", loaded, serves, target, serves)
     if target < serves and not rollback:
         return Plan("superseded", loaded, serves, target, serves)
-    if target > serves:
-        ahead = lineage.chain(serves, target)
-        if not any(manifest.rows for manifest in ahead):
-            return Plan("renumber", loaded, serves, target, serves, deltas=ahead)
+    if target > serves and (empty := _empty_chain(lineage, serves, target)):
+        return Plan("renumber", loaded, serves, target, serves, deltas=empty)
     held = states[spare].version
     if held == target:
         return Plan("switch", spare, held, target, serves)
-    if held < target:
-        return Plan("deltas", spare, held, target, serves, deltas=lineage.chain(held, target))
-    return Plan("rebuild", spare, 0, target, serves, deltas=lineage.chain(0, target))
+    at_hand = {**({0: 2} if has_base else {}), serves: 1, held: 0}  # patching the spare in place writes the least
+    way = find_way(lineage, target, held=at_hand, weigh=weigh)
+    if way.anchor is None and way.start == held:
+        return Plan("deltas", spare, held, target, serves, way.nbytes, way.deltas, way)
+    return Plan("rebuild", spare, way.start, target, serves, way.nbytes, way.deltas, way)
+
+
+def _empty_chain(lineage: Lineage, after: int, upto: int) -> tuple[Manifest, ...]:
+    """The versions in between, if none of them changes a byte."""
+    found: list[Manifest] = []
+    for manifest in lineage.walk(after, upto):
+        if manifest.rows:
+            return ()
+        found.append(manifest)
+    return tuple(found)

@@ -5,22 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
-from weighbridge.errors import ObjectMissing, VersionRetired
-from weighbridge.storage.backoff import Backoff
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.localdisk import Disk, Durability
 from weighbridge.storage.replica.fetch import OnProgress
-from weighbridge.storage.replica.plan import Plan
 from weighbridge.storage.replica.recover import Recovery
-from weighbridge.storage.replica.replica import Applied, Fetched, Foreign, Replica, open_replica
+from weighbridge.storage.replica.replica import Foreign, open_replica
 from weighbridge.storage.stores.contract import Store
-
-_log = structlog.get_logger("weighbridge.replica")
-
-PLANS = 4
-"""How often a pull plans, when shards that it counted on are gone, before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +63,7 @@ def bring_up(
         lock_seconds=lock_seconds,
         foreign=foreign,
         threads=threads,
+        toward=version,
         clock=clock,
         disk=disk,
     ) as replica:
@@ -81,7 +72,8 @@ def bring_up(
             recovery = replica.scrub()
         opened = clock.monotonic()
         before = replica.version
-        plan, fetched, applied = advance(replica, version, rollback=rollback, clock=clock, on_progress=on_progress)
+        fetched = replica.plan_and_fetch(version, rollback=rollback, on_progress=on_progress)
+        plan, applied = fetched.plan, replica.apply(fetched)
         moving = plan.action not in ("nothing", "superseded")
         switching = clock.monotonic()
         if moving:
@@ -102,26 +94,3 @@ def bring_up(
                 "switch": clock.monotonic() - switching,
             },
         )
-
-
-def advance(
-    replica: Replica,
-    version: int | None,
-    *,
-    rollback: bool = False,
-    clock: Clock,
-    on_progress: OnProgress | None = None,
-) -> tuple[Plan, Fetched, Applied]:
-    """Plans, fetches and applies, up to the switch; plans again, PLANS times in all, when a shard is found gone."""
-    waits = Backoff().waits()
-    for attempt in range(1, PLANS + 1):
-        plan = replica.plan(version, rollback=rollback)
-        try:
-            fetched = replica.fetch(plan, on_progress)
-            return plan, fetched, replica.apply(fetched)
-        except (ObjectMissing, VersionRetired) as error:
-            if attempt == PLANS:
-                raise
-            _log.warning("a shard is gone, planning again", target=plan.target, error=str(error))
-            clock.sleep(next(waits))
-    raise AssertionError("the loop ends by returning or raising")

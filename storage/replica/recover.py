@@ -14,7 +14,7 @@ from weighbridge.storage.replica.journal import drop_journal
 from weighbridge.storage.replica.layout import COPIES
 from weighbridge.storage.replica.repair import repair_parts
 from weighbridge.storage.replica.seclusion import secluded
-from weighbridge.storage.replica.seed import seed_from_base, seed_from_copy
+from weighbridge.storage.replica.seed import seed_from_anchor, seed_from_base, seed_from_copy
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState
 
@@ -41,11 +41,14 @@ class Recovery:
     notes: tuple[str, ...]
 
 
-def recover(site: Site, *, thorough: bool = False, first: bool = False) -> tuple[dict[str, CopyState], Recovery]:
+def recover(
+    site: Site, *, thorough: bool = False, first: bool = False, toward: int | None = None
+) -> tuple[dict[str, CopyState], Recovery]:
     """Mends every copy, repairs the `current` link, and removes what a crash left over.
 
-    `thorough` digests everything; `first` says that the replica is new, so that seeding is no damage. Raises DiskFull,
-    ReplicaError without a base folder, and what the store raises; the copy that is loaded is never made worse by that.
+    `thorough` digests everything; `first` says that the replica is new, so that seeding is no damage; without a base
+    folder it is seeded from an anchor, up to version `toward`. Raises DiskFull, ReplicaError with neither base nor
+    anchor, and what the store raises; the copy that is loaded is never made worse by that.
     """
     _clear(site)
     findings = [examine(site, name, thorough=thorough) for name in site.identity.names]
@@ -59,7 +62,7 @@ def recover(site: Site, *, thorough: bool = False, first: bool = False) -> tuple
     for finding in findings:
         known = {f.copy: f.state for f in findings if f.state is not None and f.state.clean and not f.unusable}
         sources = [state for name, state in (known | states).items() if name != finding.copy]
-        state, how, mended, note = _restore(site, finding, list(states.values()), sources, first=first)
+        state, how, mended, note = _restore(site, finding, list(states.values()), sources, first=first, toward=toward)
         states[finding.copy] = state
         hows.append(how)
         repaired += mended
@@ -90,7 +93,13 @@ def _clear(site: Site) -> None:
 
 
 def _restore(
-    site: Site, finding: Finding, others: Sequence[CopyState], sources: Sequence[CopyState], *, first: bool
+    site: Site,
+    finding: Finding,
+    others: Sequence[CopyState],
+    sources: Sequence[CopyState],
+    *,
+    first: bool,
+    toward: int | None,
 ) -> tuple[CopyState, str, int, str]:
     """Mends one copy: its state, by which way, how many parts were made again, and a note.
 
@@ -98,7 +107,7 @@ def _restore(
     """
     copy = finding.copy
     if finding.unusable or finding.state is None:
-        state = _seed(site, copy, others)
+        state = _seed(site, copy, others, toward)
         if first:
             return state, SEEDED, 0, f"copy {copy} was seeded with version {state.version}"
         return state, RESEEDED, 0, f"copy {copy} was seeded anew with version {state.version}: {finding.unusable}"
@@ -109,13 +118,13 @@ def _restore(
         note = f"copy {copy}: the apply of version {state.version} was finished from the journal"
         return state, REPAIRED if mended else JOURNAL, mended, note
     if len(finding.bad) * 2 > len(site.parts) and (others or site.base is not None):
-        state = _seed(site, copy, others)
+        state = _seed(site, copy, others, toward)
         return state, RESEEDED, 0, f"copy {copy} was seeded anew with version {state.version}: most parts were wrong"
     if finding.bad:
         try:
             state = repair_parts(site, _marked(site, finding.state), finding.bad, sources)
         except (CorruptData, LineageError, ObjectMissing, ReplicaError) as error:
-            state = _seed(site, copy, others)
+            state = _seed(site, copy, others, toward)
             return state, RESEEDED, 0, f"copy {copy} was seeded anew with version {state.version}: {error}"
         names = sorted({key.tensor for key in finding.bad})
         note = f"copy {copy}: {len(finding.bad)} parts of {len(names)} tensors were made again ({', '.join(names[:3])})"
@@ -130,13 +139,13 @@ def _restore(
     return state, DIGESTED, 0, f"copy {copy} was digested and holds version {state.version}"
 
 
-def _seed(site: Site, copy: str, others: Sequence[CopyState]) -> CopyState:
+def _seed(site: Site, copy: str, others: Sequence[CopyState], toward: int | None) -> CopyState:
     for other in sorted(others, key=lambda state: -state.version):
         try:
             return seed_from_copy(site, copy, other)
         except (CorruptData, LineageError) as error:
             _log.warning("a copy is no source for another", copy=other.copy, error=str(error))
-    return seed_from_base(site, copy)
+    return seed_from_anchor(site, copy, upto=toward) if site.base is None else seed_from_base(site, copy)
 
 
 def _finish_journal(site: Site, finding: Finding, sources: Sequence[CopyState]) -> tuple[CopyState, int]:

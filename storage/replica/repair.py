@@ -1,5 +1,5 @@
-"""Makes the right bytes of single parts again, from another copy or from the base and the deltas that touch them, and
-writes them over what rotted. Must not know how the damage was found."""
+"""Makes the right bytes of single parts again, from another copy or from what the store has of them, and writes them
+over what rotted. Must not know how the damage was found."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import structlog
 
-from weighbridge.errors import CheckpointError, CorruptData, DigestMismatch, ReplicaError
+from weighbridge.errors import CheckpointError, CorruptData, DigestMismatch, ReplicaError, VersionRetired
 from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.replica.image import FolderImage
@@ -18,6 +18,7 @@ from weighbridge.storage.replica.patching import Deltas, lead
 from weighbridge.storage.replica.seclusion import secluded
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState
+from weighbridge.storage.ways import Way, find_way
 from weighbridge.values import Manifest, PartKey
 
 _BASE = "base"
@@ -26,60 +27,84 @@ _log = structlog.get_logger("weighbridge.replica")
 
 
 class Rebuilder:
-    """Makes parts from `others` (clean copies) or the base. Thread-safe. Everything it returns has been proven."""
+    """Makes parts from `others` (clean copies), or from the base or an anchor and the deltas that touch them, whichever
+    has fewer bytes to travel. Thread-safe. Everything it returns has been proven."""
 
     def __init__(self, site: Site, others: Sequence[CopyState]) -> None:
         self._site = site
         self._others = tuple(others)
-        self._lock = threading.Lock()
-        self._touching: dict[tuple[PartKey, int], list[int]] = {}
+        self._lock = threading.RLock()
+        self._wanted: set[PartKey] = set()
+        self._ways: dict[int, Way] = {}
         self._images: dict[str, FolderImage] = {}
 
-    def expect(self, keys: Iterable[PartKey], version: int) -> None:
-        """Looks up, in one walk along the chain, which versions touch parts that will have to be rebuilt."""
-        found: dict[PartKey, list[int]] = {key: [] for key in keys}
-        for manifest in self._site.lineage.walk(0, version):
-            for row in manifest.rows:
-                if row.key in found:
-                    found[row.key].append(manifest.version)
+    def expect(self, keys: Iterable[PartKey]) -> None:
+        """Says which parts will have to be made, so that the way chosen is the shortest for all of them together."""
         with self._lock:
-            self._touching.update({(key, version): versions for key, versions in found.items()})
+            self._wanted.update(keys)
+            self._ways.clear()
 
     def rebuild(self, key: PartKey, version: int, wanted: bytes) -> Bytes:
         """A part's bytes at a version, whose digest is `wanted`, in an array of their own.
 
-        Raises DigestMismatch when no source leads there, ReplicaError when there is no source at all, and what a
-        fetch raises.
+        Raises DigestMismatch when no source leads there, ReplicaError or VersionRetired when there is no source at
+        all, and what a fetch raises.
         """
         failures: list[str] = []
         for other in self._others:
             if other.version <= version or other.parts[key] == wanted:
                 start = min(other.version, version)
-                found = self._lead(other.copy, key, other.parts[key], start, version, wanted, failures)
+                deltas = () if other.parts[key] == wanted else self._site.lineage.chain(start, version)
+                found = self._lead(other.copy, key, other.parts[key], deltas, wanted, failures)
                 if found is not None:
                     return found
-        if self._site.base is not None:
-            first = next(row.after for row in self._site.lineage.manifest(0).rows if row.key == key)
-            found = self._lead(_BASE, key, first, 0, version, wanted, failures)
+        try:
+            way = self._way(key, version)
+        except (ReplicaError, VersionRetired) as error:
+            if not failures:
+                raise
+            failures.append(str(error))
+        else:
+            found = self._by_way(way, key, wanted, failures)
             if found is not None:
                 return found
-        raise (DigestMismatch if failures else ReplicaError)(
+        raise DigestMismatch(
             f"{key.tensor} at byte {key.offset}: its bytes at version {version} could not be made again "
-            f"({'; '.join(failures) or 'there is no other copy and no base folder'}). Nothing was written; give the "
-            "base folder, or seed this replica anew."
+            f"({'; '.join(failures)}). Nothing was written; give the base folder, or seed this replica anew."
         )
+
+    def _by_way(self, way: Way, key: PartKey, wanted: bytes, failures: list[str]) -> Bytes | None:
+        if way.anchor is None:
+            first = next(row.after for row in self._site.lineage.manifest(0).rows if row.key == key)
+            return self._lead(_BASE, key, first, way.deltas, wanted, failures)
+        data = np.empty(self._site.parts[key].nbytes, np.uint8)
+        return self._over(way.manifests, key, data, wanted, failures)
+
+    def _way(self, key: PartKey, version: int) -> Way:
+        """The way by which the wanted parts are made; other shards than theirs are not read."""
+        with self._lock:
+            if key not in self._wanted:
+                self.expect([key])
+            if version not in self._ways:
+                held = {} if self._site.base is None else {0: 0}
+                self._ways[version] = find_way(self._site.lineage, version, held=held, weigh=self._weigh)
+            return self._ways[version]
+
+    def _weigh(self, manifest: Manifest) -> int:
+        shards = {row.shard for row in manifest.rows if row.key in self._wanted}
+        here = self._site.spool.place
+        return sum(s.nbytes for s in map(manifest.shards.__getitem__, shards) if not here(manifest, s).exists())
 
     def _lead(
         self,
         source: str,
         key: PartKey,
         first: bytes,
-        start: int,
-        version: int,
+        deltas: Sequence[Manifest],
         wanted: bytes,
         failures: list[str],
     ) -> Bytes | None:
-        """A source's bytes led to the version, or None, with the reason added, when that does not end right."""
+        """A folder's bytes led to the version, or None, with the reason added, when that does not end right."""
         try:
             image = self._image(source)
             data = np.empty(self._site.parts[key].nbytes, np.uint8)
@@ -90,9 +115,13 @@ class Rebuilder:
         if digest_bytes(self._site.kind, data.data) != first:
             failures.append(f"{image.checkpoint.folder} is not right either")
             return None
-        if first == wanted:
-            return data
-        deltas = Deltas(self._manifests(key, start, version), self._site.spool.path_of)
+        return data if first == wanted else self._over(deltas, key, data, wanted, failures)
+
+    def _over(
+        self, manifests: Sequence[Manifest], key: PartKey, data: Bytes, wanted: bytes, failures: list[str]
+    ) -> Bytes | None:
+        touching = [manifest for manifest in manifests if any(row.key == key for row in manifest.rows)]
+        deltas = Deltas(touching, self._site.spool.path_of)
         try:
             with deltas.steps(key) as steps:
                 lead(data, steps, digest_kind=self._site.kind)
@@ -114,12 +143,6 @@ class Rebuilder:
                 self._images[source] = FolderImage(site.open_folder(folder), site.disk)
             return self._images[source]
 
-    def _manifests(self, key: PartKey, start: int, version: int) -> list[Manifest]:
-        if (key, version) not in self._touching:
-            self.expect([key], version)
-        lineage = self._site.lineage
-        return [lineage.manifest(v) for v in self._touching[key, version] if v > start]
-
 
 def repair_parts(site: Site, state: CopyState, bad: Sequence[PartKey], others: Sequence[CopyState]) -> CopyState:
     """Writes the right bytes over bad parts of a copy, which ends clean at `state.version`.
@@ -129,7 +152,7 @@ def repair_parts(site: Site, state: CopyState, bad: Sequence[PartKey], others: S
     """
     _log.warning("repairing a copy", copy=state.copy, version=state.version, parts=len(bad))
     rebuilder = Rebuilder(site, others)
-    rebuilder.expect(bad, state.version)
+    rebuilder.expect(bad)
     with secluded(site, state.copy):
         site.save(replace(state, dirty_to=state.version))
         image = FolderImage(site.open(state.copy), site.disk)

@@ -10,7 +10,16 @@ from typing import Literal
 
 import structlog
 
-from weighbridge.errors import DigestMismatch, ForeignRun, ReplicaError, UsageError
+from weighbridge.errors import (
+    DigestMismatch,
+    ForeignRun,
+    ObjectMissing,
+    ReplicaError,
+    ShardCorrupt,
+    UsageError,
+    VersionRetired,
+)
+from weighbridge.storage.backoff import Backoff
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.codecs import warm
 from weighbridge.storage.lineage import Lineage
@@ -21,14 +30,19 @@ from weighbridge.storage.replica.layout import COPIES, Identity, Layout, read_id
 from weighbridge.storage.replica.lock import owned
 from weighbridge.storage.replica.plan import Plan, make_plan
 from weighbridge.storage.replica.recover import Recovery, recover
-from weighbridge.storage.replica.seed import seed_from_base
+from weighbridge.storage.replica.seed import seed_by_way
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState, touched
+from weighbridge.storage.state import base_digests
 from weighbridge.storage.stores.contract import Store
+from weighbridge.storage.ways import Way, learn_gaps
 
 _log = structlog.get_logger("weighbridge.replica")
 
 Foreign = Literal["reseed", "refuse"]
+
+PLANS = 4
+"""How often a replica plans, when shards that it counted on are gone, before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +100,19 @@ class Replica:
         return {name: state.version for name, state in self._states.items()}
 
     def plan(self, target: int | None = None, *, rollback: bool = False) -> Plan:
-        """The shortest path to a version (None: the head). Never goes back unless `rollback`. Raises VersionUnknown."""
+        """The shortest path to a version (None: the head). Never goes back unless `rollback`. Raises VersionUnknown,
+        VersionRetired, ReplicaError when only a base would do and none was given."""
         self._settle()
-        plan = make_plan(self._site.lineage, self._states, self._loaded, target=target, rollback=rollback)
-        if plan.action not in ("deltas", "rebuild"):
-            return plan
-        return replace(plan, fetch_bytes=self._site.spool.missing_bytes(plan.deltas))
+        site = self._site
+        return make_plan(
+            site.lineage,
+            self._states,
+            self._loaded,
+            target=target,
+            rollback=rollback,
+            has_base=site.base is not None,
+            weigh=site.spool.missing_bytes_of,
+        )
 
     def fetch(self, plan: Plan, on_progress: OnProgress | None = None) -> Fetched:
         """Fetches the plan's shards. Good ones that are in the spool stay.
@@ -102,13 +123,42 @@ class Replica:
         site = self._site
         started, before = site.clock.monotonic(), site.spool.downloaded_bytes
         if plan.action in ("deltas", "rebuild"):
-            needed = site.spool.missing_bytes(plan.deltas) + journal_bytes(plan.deltas)
+            _log.info("fetching", version=plan.target, start=plan.start, way=plan.action, fetch_bytes=plan.fetch_bytes)
+            room = journal_bytes(plan.deltas) if plan.action == "deltas" else plan.model_bytes
+            needed = site.spool.missing_bytes(plan.needs) + room
             need_room(site.disk, site.layout.folder, needed, f"the way to version {plan.target}")
-            site.spool.fetch(plan.deltas, on_progress)
+            site.spool.fetch(plan.needs, on_progress)
         seconds = site.clock.monotonic() - started
         fetched = Fetched(plan, site.spool.downloaded_bytes - before, seconds)
         _log.info("fetched", version=plan.target, downloaded_bytes=fetched.downloaded_bytes, seconds=round(seconds, 3))
         return fetched
+
+    def plan_and_fetch(
+        self, target: int | None = None, *, rollback: bool = False, on_progress: OnProgress | None = None
+    ) -> Fetched:
+        """Plans and fetches; plans again, PLANS times in all, around shards that were collected meanwhile and what is
+        damaged in the store. Raises like `plan` and `fetch`."""
+        waits, site = Backoff().waits(), self._site
+        trouble: Exception | None = None
+        try:
+            for attempt in range(1, PLANS + 1):
+                try:
+                    plan = self.plan(target, rollback=rollback)
+                except (VersionRetired, ReplicaError) as error:
+                    raise (error if trouble is None or isinstance(trouble, VersionRetired) else trouble) from None
+                try:
+                    return self.fetch(plan, on_progress)
+                except (ObjectMissing, VersionRetired, ShardCorrupt) as error:
+                    if attempt == PLANS or plan.way is None:
+                        raise
+                    trouble = error
+                    learn_gaps(site.lineage, plan.way, damaged=site.spool.damaged)
+                    _log.warning("a way is closed, planning again", target=plan.target, error=str(error))
+                    site.clock.sleep(next(waits))
+            raise AssertionError("the loop ends by returning or raising")
+        finally:
+            while site.spool.damaged:  # somebody may restore it
+                site.lineage.recall_shards(site.spool.damaged.pop())
 
     def apply(self, fetched: Fetched) -> Applied:
         """Brings the plan's copy to the target and proves it; `current` does not move (with one copy it is that copy).
@@ -128,10 +178,11 @@ class Replica:
         parts = repaired = 0
         if plan.action in ("deltas", "rebuild") and not finished:
             self._in_doubt = True
-            others = [self._states[name] for name in self._states if name != plan.copy]
-            if plan.action == "rebuild":
-                state = self._states[plan.copy] = seed_from_base(site, plan.copy)
-            if plan.deltas:
+            if plan.way is not None and plan.action == "rebuild":
+                state = self._states[plan.copy] = self._rebuild(plan.copy, plan.way)
+                parts = len(state.parts)
+            else:
+                others = [self._states[name] for name in self._states if name != plan.copy]
                 done = apply_deltas(site, state, plan.deltas, others)
                 state, parts, repaired = done.state, done.parts, done.repaired
             self._states[plan.copy] = state
@@ -150,6 +201,18 @@ class Replica:
             raise DigestMismatch(f"version {plan.target} changes nothing and yet names another state. Audit the store.")
         _log.info("applied", version=self._applied.version, parts=parts, repaired=repaired, action=plan.action)
         return self._applied
+
+    def _rebuild(self, copy: str, way: Way) -> CopyState:
+        """Makes a copy anew by a way, and lets go of the anchor's shards."""
+        site = self._site
+        if way.anchor is not None:
+            state = seed_by_way(site, copy, way, None, {})
+            site.spool.drop(way.anchor)
+            return state
+        other = next((s for s in self._states.values() if s.version == way.start and s.copy != copy), None)
+        if other is not None:
+            return seed_by_way(site, copy, way, site.folder(other.copy), other.parts)
+        return seed_by_way(site, copy, way, site.base, base_digests(site.lineage.manifest(0)))
 
     def switch(self) -> int:
         """Makes `current` lead to what the last `apply` proved, atomically, and returns its version."""
@@ -224,15 +287,17 @@ def open_replica(
     lock_seconds: float = 10.0,
     foreign: Foreign = "reseed",
     threads: int = 2,
+    toward: int | None = None,
     lineage: Lineage | None = None,
     clock: Clock | None = None,
     disk: Disk | None = None,
 ) -> Iterator[Replica]:
     """Takes ownership of the replica in `folder`, makes or mends it, and gives it back at the end.
 
-    A new replica is seeded from `base`. A replica of another run or base is seeded anew, which `recovery` says, or
-    with `foreign="refuse"` raises ForeignRun. Raises ReplicaLocked, LineageError when the store holds no run,
-    UsageError for a folder that holds something else, DiskFull, and what the store raises.
+    A new replica is seeded from `base`, or, without one, from the newest anchor up to version `toward`. A replica of
+    another run or base is seeded anew, which `recovery` says, or with `foreign="refuse"` raises ForeignRun. Raises
+    ReplicaLocked, LineageError when the store holds no run, UsageError for a folder that holds something else,
+    DiskFull, and what the store raises.
     """
     if copies not in (1, 2):
         raise UsageError(f"a replica keeps one or two copies, not {copies}")
@@ -251,7 +316,7 @@ def open_replica(
         disk.make_folder(layout.states, mode=PRIVATE_FOLDER)
         site = Site(layout, identity, lineage, spool, base, disk, clock, threads)
         warm()
-        states, recovery = recover(site, first=first)
+        states, recovery = recover(site, first=first, toward=toward)
         if note:
             recovery = Recovery(recovery.how, recovery.repaired, recovery.digested, (note, *recovery.notes))
         yield Replica(site, states, recovery)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import structlog
 
-from weighbridge.errors import DigestMismatch, DiskFull, ForeignRun, ReplicaError
-from weighbridge.storage.checkpoint import Checkpoint, open_checkpoint
-from weighbridge.storage.checkpoint_writer import copy_checkpoint
-from weighbridge.storage.localdisk import SHARED_FILE, Disk
+from weighbridge.errors import DiskFull, ReplicaError
+from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.replica.fetch import need_room
+from weighbridge.storage.replica.rebuild import write_folder
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState, listed
 from weighbridge.storage.state import base_digests
-from weighbridge.values import Manifest, PartKey
+from weighbridge.storage.ways import Way, find_way
+from weighbridge.values import PartKey
 
 _log = structlog.get_logger("weighbridge.replica")
 
@@ -30,26 +30,58 @@ def seed_from_base(site: Site, copy: str) -> CopyState:
             f"{site.layout.folder}: a copy has to be seeded and no base folder was given. Nothing was changed; give "
             f"the folder of the checkpoint on which run {base.run_id} is based."
         )
-    return _seed(site, copy, site.base, base, base_digests(base))
+    return seed_by_way(site, copy, Way(0, 0, None, (), 0), site.base, base_digests(base))
 
 
 def seed_from_copy(site: Site, copy: str, source: CopyState) -> CopyState:
     """Seeds a copy with what another, clean copy holds. Raises DigestMismatch when that one is not right."""
-    manifest = site.lineage.manifest(source.version)
-    return _seed(site, copy, site.folder(source.copy), manifest, source.parts)
+    way = Way(source.version, source.version, None, (), 0)
+    return seed_by_way(site, copy, way, site.folder(source.copy), source.parts)
 
 
-def _seed(site: Site, copy: str, source: Path, manifest: Manifest, parts: Mapping[PartKey, bytes]) -> CopyState:
+def seed_from_anchor(site: Site, copy: str, *, upto: int | None = None) -> CopyState:
+    """Seeds a copy with the newest version, up to `upto`, that has an anchor: no base folder is needed.
+
+    Raises ReplicaError when there is none, and what a fetch raises.
+    """
+    for version in reversed(site.lineage.anchors()):
+        if upto is None or version <= upto:
+            way = find_way(site.lineage, version, held={}, weigh=site.spool.missing_bytes_of)
+            site.spool.fetch(way.manifests)
+            return seed_by_way(site, copy, way, None, {})
+    raise ReplicaError(
+        f"{site.layout.folder}: a copy has to be seeded, no base folder was given, and {site.lineage.store.url} has no "
+        f"anchor{'' if upto is None else f' up to version {upto}'}. Nothing was changed; give the folder of the "
+        f"checkpoint on which run {site.identity.run_id} is based."
+    )
+
+
+def seed_by_way(site: Site, copy: str, way: Way, source: Path | None, start: Mapping[PartKey, bytes]) -> CopyState:
+    """Seeds a copy with the target of a way. `source` is a folder with the state that the way begins with, whose
+    digests by part are `start`; None for an anchor, which lays its files out anew.
+
+    What is seeded gets its name only when all of it was read back and proven, so that `current` never leads to a
+    version on the way. Raises like `write_folder`, DiskFull.
+    """
     layout, disk = site.layout, site.disk
     seeding = layout.seeding(copy)
     disk.remove_tree(seeding)
     disk.make_folder(seeding.parent)
-    _log.info("seeding a copy", copy=copy, version=manifest.version, source=str(source))
-    opened = open_checkpoint(source)
-    need_room(disk, layout.copies, opened.nbytes, f"seeding copy {copy} from {source}")
+    manifest = site.lineage.manifest(way.target)
+    _log.info("seeding a copy", copy=copy, version=way.target, source=str(source) if source else f"anchor {way.start}")
+    opened = None if source is None else open_checkpoint(source)
+    need_room(disk, layout.copies, manifest.model_bytes, f"seeding copy {copy} with version {way.target}")
     try:
-        copied = copy_proven(
-            opened, seeding, parts, kind=site.kind, files=site.spool.small_files(), disk=disk, threads=site.threads
+        seeded, parts = write_folder(
+            site.lineage,
+            way,
+            seeding,
+            source=opened,
+            start=start,
+            path_of=site.spool.path_of,
+            files=site.spool.small_files(),
+            disk=disk,
+            threads=site.threads,
         )
     except DiskFull:
         disk.remove_tree(seeding)
@@ -62,48 +94,11 @@ def _seed(site: Site, copy: str, source: Path, manifest: Manifest, parts: Mappin
         dirty_to=None,
         durability=disk.durability,
         boot_id=disk.boot_id(),
-        files=site.stamp(copied, listed(seeding)),
-        parts=dict(parts),
+        files=site.stamp(seeded, listed(seeding)),
+        parts=parts,
     )
     disk.unlink(layout.state(copy))  # from here on the old copy is unknown, and soon gone
     disk.remove_tree(layout.hidden(copy))
     disk.remove_tree(layout.copy(copy))
     disk.rename(seeding, layout.copy(copy))
     return site.save(state)
-
-
-def copy_proven(
-    source: Checkpoint,
-    target: Path,
-    parts: Mapping[PartKey, bytes],
-    *,
-    kind: str,
-    files: Mapping[str, bytes],
-    disk: Disk,
-    threads: int,
-) -> Checkpoint:
-    """Copies a checkpoint into a new folder with `files` as its small files, and proves every part of the copy.
-
-    Raises ForeignRun when the source holds other tensors, DigestMismatch when it holds other bytes.
-    """
-    copied = copy_checkpoint(source, target, disk=disk)
-    for name in set(copied.files) - set(files):
-        disk.unlink(target / name)
-    for name, data in files.items():
-        if name not in copied.files or (target / name).read_bytes() != data:
-            disk.make_folder((target / name).parent)
-            disk.write_atomic(target / name, data, mode=SHARED_FILE)
-    found, _ = copied.digests(kind, threads=threads)
-    if set(found) != set(parts):
-        raise ForeignRun(
-            f"{source.folder} has other tensors than this run's base. Nothing was replaced; give the folder of the "
-            "checkpoint on which the run is based."
-        )
-    wrong = sorted({key.tensor for key, digest in found.items() if digest != parts[key]})
-    if wrong:
-        raise DigestMismatch(
-            f"{source.folder}: {len(wrong)} of {len(source.tensors)} tensors do not have the run's bytes "
-            f"({', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}). Nothing was replaced; give the folder of "
-            "the checkpoint on which the run is based, unharmed."
-        )
-    return open_checkpoint(target)

@@ -77,6 +77,13 @@ def some_base(**changes: Any) -> Manifest:
     return replace(base, **changes)
 
 
+def some_anchor(**changes: Any) -> Manifest:
+    """The second form of a version: named shards of its own, no bytes before."""
+    shards = tuple(replace(some_shard(n), name=f"anchor-{some_shard(n).name}") for n in range(2))
+    rows = tuple(replace(row, codec="full", before=b"", changed=0) for row in some_manifest().rows)
+    return some_manifest(**{"kind": "anchor", "parent": 12, "shards": shards, "rows": rows, "labels": {}, **changes})
+
+
 def written(batch: Any, options: Any = None) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema, options=options) as writer:

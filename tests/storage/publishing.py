@@ -53,6 +53,7 @@ class Run:
             disk=disk or LocalDisk("process"),
             clock=self.clock,
             threads=options.pop("threads", 1),
+            replica=options.pop("replica", None),
         )
 
     def spooled(self) -> list[Path]:

@@ -268,7 +268,7 @@ def test_a_version_that_is_missing_in_the_middle_is_unknown(store: Store) -> Non
         {"version": 2, "parent": 1},
         {"parent": 5},
         {"digest_kind": "blake3", "rows": (), "shards": ()},
-        {"kind": "anchor"},
+        {"kind": "anchor", "rows": (), "shards": ()},
         {"kind": "base", "parent_digest": "", "rows": ()},
     ],
 )

@@ -15,6 +15,7 @@ from tests.storage.manifests import (
     forged,
     opened,
     sealed,
+    some_anchor,
     some_base,
     some_manifest,
     some_row,
@@ -47,7 +48,7 @@ FIXTURE = Path(__file__).parent / "data" / "manifest-format-1.arrow"
         some_base(),
         some_manifest(rows=(), shards=(), labels={}, aliases={}),
         some_manifest(signature="ab" * 64),
-        some_manifest(kind="anchor"),
+        some_anchor(),
         some_manifest(
             digest_kind="blake3",
             shards=(replace(some_shard(), digest=b"s" * 32),),

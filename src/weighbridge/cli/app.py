@@ -38,6 +38,11 @@ app.command(
 )
 app.command("weighbridge.cli.replica:checkout", name="checkout", help="Rebuild a version as an HF checkpoint folder.")
 app.command(
+    "weighbridge.cli.anchor:anchor",
+    name="anchor",
+    help="Make an anchor: the whole state of a version, for hosts that come late or were away for long.",
+)
+app.command(
     "weighbridge.cli.history:status",
     name="status",
     help="The hosts: which version each serves, how far behind it is, how its last sync went.",
