@@ -186,8 +186,9 @@ class PartIndex:
         encoded = column.dictionary_encode()
         names = encoded.dictionary.to_pylist()
         self._codecs += [name for name in names if name not in self._codecs]
-        known: npt.NDArray[np.int8] = np.array([self._codecs.index(name) for name in names], np.int8)
-        return known.take(encoded.indices.to_numpy())
+        known = np.array([self._codecs.index(name) for name in names], np.int8)
+        found: npt.NDArray[np.int8] = known[encoded.indices.to_numpy()]
+        return found
 
     def _numbers(self, what: Any) -> npt.NDArray[np.int32]:
         """The parts' numbers. Most versions change the same parts as the one before, in the same order."""

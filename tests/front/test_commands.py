@@ -160,7 +160,7 @@ def test_a_history_is_asked_from_the_command_line(
         assert table.schema.get_field_index("version") >= 0 or words[0] == "diff"
     assert exit_code("blame", "no.such.tensor", "--store", "S") == 2
 
-    assert exit_code("audit", "--chain", "--store", "S") == 0
+    assert said("audit", "--chain")[0].startswith("head 3: 4 manifests, ")
     assert json.loads(said("audit", "--chain", "--json")[0])["manifests"] == 4
     run.store.put(manifest_key(2), flipped(run.store.get(manifest_key(2))))
     assert exit_code("audit", "--chain", "--store", "S") == 9
