@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import structlog
 
-from weighbridge.flows.host_sync import catch_up
-from weighbridge.tasks.host_attempt import Host
+from weighbridge.errors import CorruptData
+from weighbridge.storage.records import SERVED, read_records
+from weighbridge.tasks.host_attempt import Host, HostAttempt
 
 log = structlog.get_logger("weighbridge.follower")
 
@@ -36,6 +37,7 @@ class Follower:
         self._patience = patience_seconds
         self._at_once = at_once
         self._behind_since: float | None = None
+        self._recorded = -1
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"follow-{host.name}", daemon=True)
 
@@ -67,7 +69,7 @@ class Follower:
             host.hooks.reading(host.store.url)
             target = max(host.lineage.head(), host.replica.version)
             engine_is_known = host.engine_version is not None or host.engine_is_at(host.replica.version)
-            if target < 0 or (target == host.replica.version and engine_is_known):
+            if target < 0 or (target == host.replica.version and engine_is_known and self._is_recorded()):
                 self._behind_since, self._at_once = None, False
                 return False
             now = host.clock.monotonic()
@@ -80,3 +82,35 @@ class Follower:
             return True
         finally:
             host.turn.release()
+
+    def _is_recorded(self) -> bool:
+        """Whether the history knows that this host serves what it holds: it does not if the host died, or the store
+        was away, between the two."""
+        version = self._host.replica.version
+        if version != self._recorded:
+            records = read_records(self._host.store, host=self._host.name, version=version, on_corrupt=_pass_over)
+            if not any(record.outcome == SERVED for record in records):
+                return False
+            self._recorded = version
+        return True
+
+
+def _pass_over(error: CorruptData) -> None:
+    log.warning("a record cannot be read", error=str(error))
+
+
+def catch_up(host: Host, version: int) -> None:
+    """The steps of a host-sync run without Prefect, for a host that finds itself behind. The caller holds the host's
+    turn."""
+    attempt = HostAttempt(host, version)
+    try:
+        if not attempt.is_standing:
+            attempt.fetch()
+            attempt.apply()
+            attempt.verify()
+        attempt.cut_over()
+        attempt.record_served()
+    except Exception as failure:
+        attempt.record_failed(failure)
+        raise
+    log.info("caught up", version=version, **attempt.seconds)

@@ -19,7 +19,7 @@ from weighbridge.flows.healing import heal_after
 from weighbridge.tasks.apply import apply
 from weighbridge.tasks.fetch import fetch
 from weighbridge.tasks.handle import Handle
-from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.host_attempt import HostAttempt
 from weighbridge.tasks.record import record
 from weighbridge.tasks.reload import reload
 from weighbridge.tasks.verify import verify
@@ -95,19 +95,3 @@ def _is_cancelled(flow_run: UUID) -> bool:
 def _summary(attempt: HostAttempt) -> str:
     phases = ", ".join(f"{phase} {taken:.3f} s" for phase, taken in attempt.seconds.items())
     return f"{attempt.host.name} serves version {attempt.version} ({phases or 'it did already'})."
-
-
-def catch_up(host: Host, version: int) -> None:
-    """The same steps without Prefect: for a host that finds itself behind. The caller holds the host's turn."""
-    attempt = HostAttempt(host, version)
-    try:
-        if not attempt.is_standing:
-            attempt.fetch()
-            attempt.apply()
-            attempt.verify()
-        attempt.cut_over()
-        attempt.record_served()
-    except Exception as failure:
-        attempt.record_failed(failure)
-        raise
-    log.info("caught up", version=version, **attempt.seconds)

@@ -59,7 +59,8 @@ def checkout(
     way = find_way(lineage, version, held={} if source is None else {0: 0})
     disk.make_folder(folder.parent)
     building, shards = folder.with_name(f".{folder.name}.building"), folder.with_name(f".{folder.name}.shards")
-    spool = Spool(shards, lineage, disk=disk, clock=clock, threads=max(threads, 4))
+    fetchers = 1 if threads == 1 else max(threads, 4)
+    spool = Spool(shards, lineage, disk=disk, clock=clock, threads=fetchers)
     with ExitStack() as undo:
         for leftover in (building, shards):
             disk.remove_tree(leftover)

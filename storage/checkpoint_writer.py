@@ -41,7 +41,7 @@ def copy_checkpoint(source: Checkpoint, target: Path, *, disk: Disk) -> Checkpoi
     for name in (*source.files, *filter(None, [source.index_file])):
         disk.make_folder((target / name).parent)
         disk.copy(source.folder / name, target / name)
-    disk.sync_folder(target)
+    _sync_names(target, (*source.weight_files, *source.files), disk)
     copied = open_checkpoint(target)
     if copied.specs() != source.specs():
         raise CheckpointError(
@@ -102,7 +102,7 @@ def write_checkpoint(
         disk.write_atomic(target / name, content, mode=SHARED_FILE)
     if len(plan) > 1:
         disk.write_atomic(target / INDEX_FILE, _index(places), mode=SHARED_FILE)
-    disk.sync_folder(target)
+    _sync_names(target, files, disk)
     return open_checkpoint(target)
 
 
@@ -110,6 +110,13 @@ def _start(target: Path, disk: Disk) -> None:
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"{target} is not empty. Nothing was written; name a new folder, or empty this one.")
     disk.make_folder(target)
+
+
+def _sync_names(target: Path, names: Iterable[str], disk: Disk) -> None:
+    """Brings the names of files to the medium, those in subfolders too."""
+    folders = {target, *(folder for name in names for folder in (target / name).parents if target in folder.parents)}
+    for folder in sorted(folders):
+        disk.sync_folder(folder)
 
 
 def _copy_listed(source: Checkpoint, name: str, path: Path, disk: Disk) -> None:

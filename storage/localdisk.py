@@ -113,9 +113,11 @@ class LocalDisk:
 
     def make_folder(self, path: Path, *, mode: int = SHARED_FOLDER) -> None:
         """See Disk."""
+        created = [folder for folder in path.parents if not folder.exists()]
         with _room(path):
             path.mkdir(mode=mode, parents=True, exist_ok=True)
-        self.sync_folder(path.parent)
+        for folder in (path, *created):
+            self.sync_folder(folder.parent)
 
     def write_atomic(self, path: Path, data: bytes, *, mode: int = PRIVATE_FILE) -> None:
         """See Disk."""
@@ -147,15 +149,13 @@ class LocalDisk:
 
     def sync(self, path: Path) -> None:
         """See Disk."""
-        if self.durability == "power":
-            with _room(path), _opened(path, os.O_RDONLY) as file:
-                os.fsync(file)
+        with _room(path), _opened(path, os.O_RDONLY) as file:
+            self._sync(file)
 
     def sync_folder(self, path: Path) -> None:
         """See Disk."""
-        if self.durability == "power":
-            with _room(path), _opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
-                os.fsync(folder)
+        with _room(path), _opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
+            self._sync(folder)
 
     def rename(self, source: Path, target: Path) -> None:
         """See Disk."""
@@ -237,6 +237,7 @@ class LocalDisk:
         os.close(descriptor)
 
     def _sync(self, file: int) -> None:
+        """Every wait for the medium, of a file or a folder, goes through here."""
         if self.durability == "power":
             os.fsync(file)
 

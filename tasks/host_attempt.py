@@ -83,7 +83,8 @@ class Host:
 
 
 class _Standing:
-    """A replica whose `current` is right already, for an engine that is not known to have loaded it."""
+    """A replica whose `current` is right already, for an engine that is not known to have loaded it. It may have been
+    served before, so there is nothing to fall back to: the other copy is older, and a host never goes back unasked."""
 
     def __init__(self, replica: HostReplica) -> None:
         self._replica = replica
@@ -96,7 +97,7 @@ class _Standing:
         return self._replica.version
 
     def fall_back(self) -> int:
-        return self._replica.fall_back()
+        return self._replica.version
 
 
 class HostAttempt:
@@ -113,6 +114,7 @@ class HostAttempt:
         self._fetched: Any = None
         self._applied: Any = None
         self._fetched_bytes = 0
+        self._sent: HostRecord | None = None
 
     @property
     def is_superseded(self) -> bool:
@@ -130,6 +132,7 @@ class HostAttempt:
         with self._timed("fetch"):
             self.host.hooks.reading(self.host.store.url, self.version)
             self._fetched = self.host.replica.plan_and_fetch(self.version, on_progress=self._progress())
+            self.from_version = self.host.replica.version  # planning may have finished an apply that was cut short
         self._fetched_bytes += self._fetched.downloaded_bytes
         self.stage = Stage.FETCHED
         return int(self._fetched.downloaded_bytes)
@@ -159,9 +162,7 @@ class HostAttempt:
         host = self.host
         standing = self._applied is None
         if standing and host.engine_is_at(self.version):
-            self.stage = Stage.RESUMED
-            host.engine.probe(seconds=host.engine_seconds)  # an attempt before this one may have failed at its canary
-            self.stage = Stage.CANARY
+            self._ask_canary()
             return 0.0
         copies: Copies = _Standing(host.replica) if standing else host.replica
         known = not standing and host.engine_is_at(self.from_version)
@@ -186,6 +187,19 @@ class HostAttempt:
         self.seconds["pause"] = done.pause_seconds
         return done.pause_seconds
 
+    def _ask_canary(self) -> None:
+        """Whether an engine that holds the version answers: an attempt before this one may have failed at its canary,
+        or have died with its process while the engine was paused. Then the next attempt loads and resumes it."""
+        host = self.host
+        self.stage = Stage.RESUMED
+        try:
+            host.engine.probe(seconds=host.engine_seconds)
+        except WeighbridgeError:
+            host.engine_in_doubt = host.engine_version is None
+            raise
+        host.engine_version = self.version
+        self.stage = Stage.CANARY
+
     def record_served(self) -> HostRecord:
         """Writes that this host serves the version."""
         return self._record(SERVED)
@@ -196,6 +210,8 @@ class HostAttempt:
 
     def record_failed(self, error: BaseException) -> HostRecord:
         """Writes why the version is not served. Never hides the failure that it is about."""
+        if self._sent is not None:  # it may stand, or yet land; this is another, since no object is ever changed
+            self.attempt = uuid.uuid4().hex
         record = self._draft(FAILED, f"{type(error).__name__}: {error}")
         try:
             write_record(self.host.store, record)
@@ -204,9 +220,9 @@ class HostAttempt:
         return record
 
     def _record(self, outcome: str) -> HostRecord:
-        record = self._draft(outcome, "")
-        write_record(self.host.store, record)
-        return record
+        self._sent = self._sent or self._draft(outcome, "")  # tried again, it is the same to the byte
+        write_record(self.host.store, self._sent)
+        return self._sent
 
     def _draft(self, outcome: str, error: str) -> HostRecord:
         return HostRecord(

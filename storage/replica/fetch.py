@@ -105,7 +105,7 @@ class Spool:
     def _versions(self) -> list[Path]:
         if not self._folder.is_dir():
             return []
-        return [path for path in self._folder.iterdir() if path.name.isascii() and path.name.isdigit()]
+        return sorted(path for path in self._folder.iterdir() if path.name.isascii() and path.name.isdigit())
 
     def _fetch(self, manifest: Manifest, shard: ShardInfo, report: Callable[[int], None]) -> None:
         path = self.place(manifest, shard)

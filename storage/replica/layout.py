@@ -15,6 +15,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weighbridge.storage.localdisk import TEMPORARY_SUFFIX
 from weighbridge.storage.replica.sealed import read_sealed, seal
 
 COPIES = ("a", "b")
@@ -67,6 +68,17 @@ class Layout:
         """Where files go that were found in a copy and that nobody published."""
         return self.folder / "aside"
 
+    def strangers(self) -> list[str]:
+        """What lies in the folder, as relative names, and no replica puts there. Without its identity a folder is a
+        replica's, of which a crash left some, only if this is empty: then nothing in it is anybody else's."""
+        ours = {self.identity, self.lock, self.current, self.copies, self.states, self.journal, self.spool, self.aside}
+        names = {path.name for path in ours}
+        found = [path for path in _inside(self.folder) if path.name.removesuffix(TEMPORARY_SUFFIX) not in names]
+        states = {self.state(name).name for name in COPIES}
+        found += [path for path in _inside(self.states) if path.name.removesuffix(TEMPORARY_SUFFIX) not in states]
+        found += [path for path in _inside(self.spool) if not (len(path.name) == 12 and path.name.isdecimal())]
+        return sorted(str(path.relative_to(self.folder)) for path in found)
+
     def copy(self, name: str) -> Path:
         """A copy's folder."""
         return self.copies / name
@@ -115,6 +127,10 @@ class Identity:
     def names(self) -> tuple[str, ...]:
         """The copies that this replica keeps."""
         return COPIES[: self.copies]
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def read_identity(path: Path) -> Identity | None:

@@ -2,7 +2,7 @@
 always leads to exactly the bytes of one. Composes the steps, each a module of its own. Must not know engines or flows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -309,7 +309,8 @@ def open_replica(
     disk.make_folder(layout.folder)
     with owned(layout.lock, disk=disk, clock=clock, seconds=lock_seconds):
         identity, first, note = _identify(layout, lineage, copies, foreign)
-        spool = Spool(layout.spool, lineage, disk=disk, clock=clock, threads=max(threads, 4))
+        fetchers = 1 if threads == 1 else max(threads, 4)
+        spool = Spool(layout.spool, lineage, disk=disk, clock=clock, threads=fetchers)
         if first or note:
             spool.empty()
             disk.write_atomic(layout.identity, identity.to_bytes())
@@ -327,8 +328,7 @@ def _check_folder(layout: Layout) -> None:
         raise UsageError(f"{layout.folder} is not a folder. Nothing was changed; give a folder on the host's own disk.")
     if not layout.folder.is_dir() or layout.identity.exists() or layout.copies.is_dir():
         return
-    known: Sequence[str] = (layout.lock.name, layout.identity.name + ".tmp")
-    if strangers := sorted(path.name for path in layout.folder.iterdir() if path.name not in known):
+    if strangers := layout.strangers():
         raise UsageError(
             f"{layout.folder} is not a replica and not empty ({', '.join(strangers[:3])}). Nothing was changed; give "
             "an empty folder."

@@ -1,11 +1,16 @@
 """What a host believes of its engine, against an engine that keeps its old number whatever became of its weights."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.faults.faulty_store import Fault, FaultyStore
+from tests.replica.runs import SmallRun
 
-from weighbridge.errors import EngineError
+from weighbridge.errors import EngineError, StoreError
+from weighbridge.flows.follower import Follower
+from weighbridge.storage.records import read_records
 from weighbridge.storage.stores import open_store
 from weighbridge.tasks.cutover import CutOverFailed
 from weighbridge.tasks.engines.none import NoEngine
@@ -45,12 +50,17 @@ class Engine(NoEngine):
 class Replica:
     """Stands at version 4, in both copies."""
 
-    version, state_digest, current = 4, "", Path("/replica/current")
+    state_digest, current = "", Path("/replica/current")
+
+    def __init__(self) -> None:
+        self.version = 4
+        self.fell_back = False
 
     def switch(self) -> int:
         return self.version
 
     def fall_back(self) -> int:
+        self.fell_back = True
         return self.version
 
     def plan_and_fetch(self, target: int | None = None, *, on_progress: Any) -> Any: ...
@@ -88,3 +98,88 @@ def test_a_canary_that_failed_is_asked_again_before_the_version_counts_as_served
     engine.sick = False
     HostAttempt(host, 4).cut_over()
     assert engine.calls == ["reload 4", "resume"]
+
+
+def test_an_engine_left_paused_by_a_process_that_died_is_loaded_and_resumed_once_its_canary_fails(
+    tmp_path: Path,
+) -> None:
+    engine = Engine()
+    engine.number, engine.sick = 4, True  # it took the number, and then nobody resumed it
+    host = Host("a", "run", open_store(str(tmp_path)), Replica(), engine)
+    with pytest.raises(EngineError, match=r"no answer"):
+        HostAttempt(host, 4).cut_over()
+    engine.sick = False
+    HostAttempt(host, 4).cut_over()
+    assert engine.calls == ["reload 4", "resume"]
+
+
+def test_an_engine_that_fails_to_load_what_was_served_before_is_given_nothing_older(tmp_path: Path) -> None:
+    engine, replica = Engine(), Replica()
+    engine.broken = True
+    host = Host("a", "run", open_store(str(tmp_path)), replica, engine)
+    with pytest.raises(CutOverFailed):
+        HostAttempt(host, 4).cut_over()
+    assert not replica.fell_back and "resume" not in engine.calls
+    engine.broken = False
+    HostAttempt(host, 4).cut_over()
+    assert host.engine_is_at(4)
+
+
+class Mended(Replica):
+    """Finishes, when it is asked for a plan, an apply to version 6 that was cut short; version 7 is empty."""
+
+    def plan_and_fetch(self, target: int | None = None, *, on_progress: Any) -> Any:
+        self.version = 6
+        return SimpleNamespace(downloaded_bytes=0)
+
+    def apply(self, fetched: Any) -> Any:
+        return SimpleNamespace(parts=0, repaired=0, reload=False)
+
+    def switch(self) -> int:
+        self.version = 7
+        return 7
+
+
+def test_an_empty_version_above_an_apply_that_was_finished_meanwhile_is_loaded(tmp_path: Path) -> None:
+    engine = Engine()
+    host = Host("a", "run", open_store(str(tmp_path)), Mended(), engine)
+    HostAttempt(host, 4).cut_over()
+    engine.calls.clear()
+    attempt = HostAttempt(host, 7)
+    attempt.fetch()
+    attempt.apply()
+    attempt.cut_over()
+    assert engine.calls == ["reload 7", "resume"]
+    assert attempt.from_version == 6
+
+
+def test_a_record_that_is_sent_again_stays_the_same_and_a_failure_after_it_is_another(tmp_path: Path) -> None:
+    store = FaultyStore(open_store(str(tmp_path)), Fault("put", "lose", key="hosts/*", times=2))
+    attempt = HostAttempt(Host("a", "run", store, Replica(), Engine()), 4)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            attempt.record_served()
+    assert len(list(store.list("hosts"))) == 1
+    first = [store.get(info.key) for info in store.list("hosts")]
+    attempt.record_failed(EngineError("too late."))
+    found = read_records(store)
+    assert sorted(record.outcome for record in found) == ["failed", "served"]
+    assert first[0] in [store.get(info.key) for info in store.list("hosts")]
+
+
+def test_the_follower_sees_to_it_that_what_is_served_is_in_the_history(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = SmallRun(folder)
+    replica = Replica()
+    replica.version = run.push()
+    store = FaultyStore(run.store, Fault("put", "before", key="hosts/*", times=2))
+    engine = Engine()
+    host = Host("a", run.lineage.run.run_id, store, replica, engine)
+    follower = Follower(host, is_connected=lambda: True, every_seconds=1, patience_seconds=0, at_once=True)
+    with pytest.raises(StoreError):
+        follower.look()
+    assert read_records(store) == []
+    assert follower.look()
+    assert [record.outcome for record in read_records(store)] == ["served"]
+    assert engine.calls == ["reload 1", "resume"]
+    assert not follower.look()

@@ -3,11 +3,11 @@ synced), and one that is full. They wrap the real disk, so the code under test r
 
 import os
 import random
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tests.faults.medium import Medium, MediumDisk
 
 from weighbridge.errors import DiskFull
 from weighbridge.storage.digests import Buffer
@@ -26,7 +26,7 @@ class RecordingDisk(LocalDisk):
 
     def __init__(self, durability: Durability = "power") -> None:
         super().__init__(durability)
-        self.real = LocalDisk("process")
+        self.real: LocalDisk = LocalDisk("process")
         self.log: list[tuple[str, str]] = []
         self._turn = threading.RLock()
 
@@ -63,7 +63,7 @@ class RecordingDisk(LocalDisk):
         self.step("sync", path, lambda: self.real.sync(path), _nothing)
 
     def sync_folder(self, path: Path) -> None:
-        del path
+        self.step("sync_folder", path, lambda: self.real.sync_folder(path), _nothing)
 
     def rename(self, source: Path, target: Path) -> None:
         self.step("rename", target, lambda: self.real.rename(source, target), _nothing)
@@ -124,50 +124,18 @@ class CrashDisk(RecordingDisk):
 
 
 class PowerCutDisk(CrashDisk):
-    """Dies at its `at`-th write, and then loses, file by file as a coin says, bytes that were never synced.
+    """Dies at its `at`-th write, and then loses what never reached the medium, or only some of it."""
 
-    Names are taken to be as durable as the real disk's folder syncs make them: only bytes of files are lost.
-    """
-
-    def __init__(self, at: int, seed: int) -> None:
+    def __init__(self, at: int, machine: Path) -> None:
         super().__init__(at, "before")
-        self._rng = random.Random(seed)
-        self._kept = Path(tempfile.mkdtemp())
-        self._unsynced: dict[int, tuple[Path, Path | None]] = {}
-
-    def _dirty(self, path: Path) -> None:
-        inode = path.stat().st_ino if path.exists() else None
-        if inode is None or inode in self._unsynced:
-            return
-        saved = self._kept / str(len(list(self._kept.iterdir())))
-        shutil.copy2(path, saved)
-        self._unsynced[inode] = (path, saved)
-
-    def append(self, path: Path, pieces: Sequence[Buffer], *, mode: int = PRIVATE_FILE) -> None:
-        if not path.exists() and not self.dead:
-            path.touch(mode=mode)
-        self._dirty(path)
-        super().append(path, pieces, mode=mode)
-
-    def pwrite(self, path: Path, offset: int, data: Buffer) -> None:
-        self._dirty(path)
-        super().pwrite(path, offset, data)
-
-    def sync(self, path: Path) -> None:
-        super().sync(path)
-        self._unsynced.pop(path.stat().st_ino, None)
+        self._rng = random.Random(at)
+        self._medium = Medium(machine)
+        self._medium.settle()
+        self.real = MediumDisk(self._medium)
 
     def lose(self) -> None:
         """What the power cut does: call it once the process is gone."""
-        for inode, (path, saved) in self._unsynced.items():
-            now = next((p for p in path.parent.glob("*") if p.is_file() and p.stat().st_ino == inode), None)
-            if now is not None and saved is not None and self._rng.random() < 0.7:
-                stamp = now.stat()
-                with now.open("r+b") as file:
-                    file.truncate(0)
-                    file.write(saved.read_bytes())
-                os.utime(now, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        shutil.rmtree(self._kept)
+        self._medium.cut_power(self._rng, keep=0.3)
 
 
 class FullDisk(RecordingDisk):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.crash_disk import Crash, CrashDisk, FullDisk, PowerCutDisk, RecordingDisk
+from tests.faults.medium import UNUSED_INODES
 from tests.replica.runs import SmallRun, flip, versions_in
 
 from weighbridge.errors import DiskFull
@@ -105,27 +107,28 @@ def test_a_power_cut_at_every_write_loses_no_version(run: SmallRun, tmp_path: Pa
     template = tmp_path / "template"
     work = prepared(run, template, stage, copies)
     at = 0
-    while True:
-        folder = tmp_path / f"replica-{at}"
-        if template.exists():
-            shutil.copytree(template, folder, symlinks=True, copy_function=shutil.copy2)
-        disk = PowerCutDisk(at, seed=at)
-        try:
-            work(run, folder, disk)
-        except Crash:
-            disk.lose()
-        else:
-            break
-        found = served(run, folder)
-        assert found is None or found & {0, 2, 3}, (at, disk.log[-3:])
-        assert (
-            bring_up(folder, store=run.store, base=run.base, copies=copies, threads=1, disk=RecordingDisk()).version
-            == 3
-        )
-        assert versions_in(run, folder / "current") == {3}, (at, disk.log[-3:])
-        verify_folder(folder, run.lineage).demand()
-        shutil.rmtree(folder)
-        at += 1
+    with tempfile.TemporaryDirectory(dir=UNUSED_INODES) as place:
+        while True:
+            machine = Path(place, f"machine-{at}")
+            folder = machine / "replica"
+            machine.mkdir()
+            if template.exists():
+                shutil.copytree(template, folder, symlinks=True, copy_function=shutil.copy2)
+            disk = PowerCutDisk(at, machine)
+            try:
+                work(run, folder, disk)
+            except Crash:
+                disk.lose()
+            else:
+                break
+            found = served(run, folder)
+            assert found is None or found & {0, 2, 3}, (at, disk.log[-3:])
+            mended = bring_up(folder, store=run.store, base=run.base, copies=copies, threads=1, disk=RecordingDisk())
+            assert mended.version == 3
+            assert versions_in(run, folder / "current") == {3}, (at, disk.log[-3:])
+            verify_folder(folder, run.lineage).demand()
+            shutil.rmtree(machine)
+            at += 1
 
 
 @pytest.mark.parametrize(("stage", "copies"), STAGES)

@@ -24,7 +24,9 @@ from weighbridge.storage.stores import open_store
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import Manifest, PartKey, PartRow, ShardInfo, TensorSpec
 
-SHAPES = {
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+
+SHAPES: Shapes = {
     "embed.weight": ("BF16", (96, 32)),
     "layers.0.attn.weight": ("BF16", (64, 64)),
     "layers.0.norm.weight": ("F32", (64,)),
@@ -38,21 +40,22 @@ WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "BOOL": 1}
 WEIGHT_FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
-def spec(name: str) -> TensorSpec:
+def spec(name: str, shapes: Shapes = SHAPES) -> TensorSpec:
     """A tensor of the small model."""
-    dtype, shape = SHAPES[name]
+    dtype, shape = shapes[name]
     return TensorSpec(name, dtype, shape, int(np.prod(shape)) * WIDTHS[dtype])
 
 
-def write_base(folder: Path, seed: int = 0) -> dict[str, Bytes]:
+def write_base(folder: Path, seed: int = 0, shapes: Shapes = SHAPES) -> dict[str, Bytes]:
     """An HF folder of two weight files, an index, config and tokenizer; returns the bytes of its tensors."""
     rng = np.random.default_rng(seed)
-    tensors = {name: rng.integers(0, 255, spec(name).nbytes, np.uint8) for name in SHAPES}
+    tensors = {name: rng.integers(0, 255, spec(name, shapes).nbytes, np.uint8) for name in shapes}
     folder.mkdir(parents=True)
-    names = sorted(SHAPES)
-    halves = dict(zip(WEIGHT_FILES, (names[:3], names[3:]), strict=True))
+    names = sorted(shapes)
+    cut = len(names) * 3 // 8
+    halves = dict(zip(WEIGHT_FILES, (names[:cut], names[cut:]), strict=True))
     for file, inside in halves.items():
-        data = build_header([spec(name) for name in inside], {"format": "pt"})
+        data = build_header([spec(name, shapes) for name in inside], {"format": "pt"})
         (folder / file).write_bytes(data + b"".join(tensors[name].tobytes() for name in inside))
     weight_map = {name: file for file, inside in halves.items() for name in inside}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

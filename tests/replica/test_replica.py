@@ -1,6 +1,7 @@
 """A replica's ordinary life: seeded, brought from version to version, switched, rolled back, pulled."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +229,22 @@ def test_a_folder_that_holds_something_else_is_left_alone(run: SmallRun, tmp_pat
     with pytest.raises(UsageError, match="not a replica"), open_replica(home, store=run.store, base=run.base):
         pass
     assert [p.name for p in home.iterdir()] == ["thesis.txt"]
+
+
+def test_what_a_power_cut_left_of_an_unsynced_replica_is_made_a_replica_again(run: SmallRun, folder: Path) -> None:
+    bring_up(folder, store=run.store, base=run.base, durability="process")
+    (folder / "replica.json").unlink()
+    (folder / "current").unlink()
+    shutil.rmtree(folder / "copies")
+    assert bring_up(folder, store=run.store, base=run.base, durability="process").version == run.head
+
+
+def test_a_folder_that_only_looks_a_little_like_a_replica_is_left_alone(run: SmallRun, folder: Path) -> None:
+    (folder / "spool").mkdir(parents=True)
+    (folder / "spool" / "printer-queue").write_text("a letter")
+    with pytest.raises(UsageError, match="printer-queue"), open_replica(folder, store=run.store, base=run.base):
+        pass
+    assert (folder / "spool" / "printer-queue").read_text() == "a letter"
 
 
 def test_a_new_replica_without_a_base_says_what_to_give(run: SmallRun, folder: Path) -> None:

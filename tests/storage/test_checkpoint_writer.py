@@ -2,6 +2,7 @@
 
 import json
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from tests.faults.medium import UNUSED_INODES, Medium, MediumDisk
 from tests.storage.folders import some_arrays, split, write_sharded, write_single
 
 from weighbridge.errors import CheckpointError
@@ -72,6 +74,21 @@ def test_a_copy_of_a_hub_cache_holds_plain_files_that_can_be_written_without_tou
         assert path.stat().st_nlink == 1
         path.write_bytes(b"changed")
     assert (blobs / "model.safetensors").read_bytes() == before
+
+
+def test_a_copy_is_whole_after_a_power_cut_names_in_subfolders_too() -> None:
+    with tempfile.TemporaryDirectory(dir=UNUSED_INODES) as place:
+        machine = Path(place, "machine")
+        base = write_single(Path(place, "base"), some_arrays())
+        (base / "tokenizer" / "parts").mkdir(parents=True)
+        (base / "tokenizer" / "parts" / "vocab.txt").write_text("a b c")
+        machine.mkdir()
+        medium = Medium(machine)
+        copy_checkpoint(open_checkpoint(base), machine / "new" / "copy", disk=MediumDisk(medium))
+        medium.cut_power(random.Random(0), keep=0.0)
+        found = {str(p.relative_to(machine / "new" / "copy")): p for p in machine.rglob("*") if p.is_file()}
+        wanted = {str(p.relative_to(base)): p for p in base.rglob("*") if p.is_file()}
+        assert {n: p.read_bytes() for n, p in found.items()} == {n: p.read_bytes() for n, p in wanted.items()}
 
 
 def test_a_copy_leaves_out_tensors_that_the_index_does_not_list(tmp_path: Path) -> None:
