@@ -18,7 +18,6 @@ from weighbridge.storage.lineage import ANCHORS_FOLDER, Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
 from weighbridge.storage.manifest import anchor_key, shard_key, to_bytes
 from weighbridge.storage.replica.parallel import in_parallel
-from weighbridge.storage.sealed_json import seal
 from weighbridge.storage.state import state_digest
 from weighbridge.storage.transfer import upload_file
 from weighbridge.values import Manifest, PartKey, PartRow, ShardInfo
@@ -118,7 +117,7 @@ def make_anchor(
             raise VersionRetired(
                 f"the anchor of version {version} was collected, and is not made again. Name a newer version."
             )
-        _hint(lineage, standing, clock)
+        list_anchor(lineage, standing, clock)
         return standing
     disk.make_folder(spool, mode=PRIVATE_FOLDER)
     writer = _Writer(lineage, state, part_of, uuid.uuid4().hex, spool, disk, clock)
@@ -221,7 +220,7 @@ class _Writer:
             self._in_doubt = False
             self.discard()
             anchor = self._lineage.anchor(of.version)
-        _hint(self._lineage, anchor, self._clock)
+        list_anchor(self._lineage, anchor, self._clock)
         return anchor
 
     def discard(self) -> None:
@@ -251,10 +250,10 @@ class _Writer:
         )
 
 
-def _hint(lineage: Lineage, anchor: Manifest, clock: Clock) -> None:
-    """Tells a listing that the anchor is there. One that fails is made good by the next anchor of this version."""
+def list_anchor(lineage: Lineage, anchor: Manifest, clock: Clock) -> None:
+    """Makes a listing show an anchor that stands. One that fails is made good by the next anchor of this version."""
     key = f"{ANCHORS_FOLDER}/{anchor.version:012d}"
     try:
-        put_if_absent(lineage.store, key, seal({"commit_id": anchor.commit_id}), clock=clock)
+        put_if_absent(lineage.store, key, anchor.commit_id.encode(), clock=clock)
     except StoreError as error:
         log.warning("the anchor stands and is not listed yet", key=key, error=str(error))

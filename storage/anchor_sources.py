@@ -14,13 +14,12 @@ from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, LocalDisk
-from weighbridge.storage.replica.fetch import OnProgress, Spool
+from weighbridge.storage.replica.fetch import OnProgress, Spool, fetch_way
 from weighbridge.storage.replica.image import FolderImage
 from weighbridge.storage.replica.layout import Layout, read_identity
 from weighbridge.storage.replica.rebuild import Rebuild
 from weighbridge.storage.replica.state import read_state
 from weighbridge.storage.state import base_digests
-from weighbridge.storage.ways import find_way
 from weighbridge.values import Manifest, PartKey
 
 
@@ -91,12 +90,12 @@ def rebuilding(
 ) -> Iterator[Rebuild]:
     """The parts of a version, by the shortest way from the base or an anchor; its shards are fetched, and go again."""
     source = None if base is None else open_checkpoint(base)
-    way = find_way(lineage, version, held={} if source is None else {0: 0})
     fetched = Spool(spool / "shards", lineage, disk=disk, clock=clock, threads=max(threads, 4))
     with ExitStack() as undo:
         disk.make_folder(spool / "shards", mode=PRIVATE_FOLDER)
         undo.callback(fetched.empty)
-        fetched.fetch(way.manifests, on_progress)
+        held = {} if source is None else {0: 0}
+        way = fetch_way(fetched, lineage, version, held=held, clock=clock, on_progress=on_progress)
         start = base_digests(lineage.manifest(0))
         rebuild = Rebuild(lineage, way, source=source, start=start, path_of=fetched.path_of, disk=disk)
         undo.callback(rebuild.close)

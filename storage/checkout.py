@@ -12,10 +12,9 @@ from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, LocalDisk
-from weighbridge.storage.replica.fetch import OnProgress, Spool, need_room
+from weighbridge.storage.replica.fetch import OnProgress, Spool, fetch_way, need_room
 from weighbridge.storage.replica.rebuild import write_folder
 from weighbridge.storage.state import base_digests, state_digest
-from weighbridge.storage.ways import find_way
 
 _log = structlog.get_logger("weighbridge.checkout")
 
@@ -56,7 +55,6 @@ def checkout(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there and not empty. Nothing was written; name a new folder.")
     source = None if base is None else open_checkpoint(base)
-    way = find_way(lineage, version, held={} if source is None else {0: 0})
     disk.make_folder(folder.parent)
     building, shards = folder.with_name(f".{folder.name}.building"), folder.with_name(f".{folder.name}.shards")
     fetchers = 1 if threads == 1 else max(threads, 4)
@@ -66,8 +64,9 @@ def checkout(
             disk.remove_tree(leftover)
             undo.callback(disk.remove_tree, leftover)
         disk.make_folder(shards, mode=PRIVATE_FOLDER)
-        need_room(disk, folder.parent, target.model_bytes + way.nbytes, f"a checkout of version {version}")
-        spool.fetch(way.manifests, on_progress)
+        need_room(disk, folder.parent, target.model_bytes, f"a checkout of version {version}")
+        held = {} if source is None else {0: 0}
+        way = fetch_way(spool, lineage, version, held=held, clock=clock, on_progress=on_progress)
         written, parts = write_folder(
             lineage,
             way,

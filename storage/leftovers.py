@@ -3,7 +3,6 @@ them, and never anything live: no folder above the head is touched, and every ag
 
 import contextlib
 import re
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,10 +11,11 @@ from typing import Literal
 
 import structlog
 
-from weighbridge.errors import ManifestCorrupt, ObjectMissing, StoreError
+from weighbridge.errors import ManifestCorrupt, ObjectMissing
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import Disk
 from weighbridge.storage.manifest import anchor_key, from_bytes, version_folder
+from weighbridge.storage.store_time import store_now_ns
 from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
 from weighbridge.storage.stores.probe import PROBE_FOLDER
 from weighbridge.storage.transfer import PART_SUFFIX
@@ -46,7 +46,7 @@ def find_leftovers(store: Store, lineage: Lineage, *, grace_seconds: float = 86_
     writes, probes, shards of an anchor not committed yet) only what is older than `grace_seconds` counts; that must be
     longer than any upload takes.
     """
-    now_ns = _store_now(store)
+    now_ns = store_now_ns(store)
 
     def old(when_ns: int) -> float:
         return max(0.0, (now_ns - when_ns) / 1e9)
@@ -108,16 +108,3 @@ def _anchor_ids(store: Store, version: int) -> Iterator[str]:
     key = anchor_key(version)
     with contextlib.suppress(ObjectMissing):
         yield from_bytes(store.get(key), where=key).commit_id
-
-
-def _store_now(store: Store) -> int:
-    """The store's own time, by a small object that it dates: this machine's clock may be wrong."""
-    key = f"{PROBE_FOLDER}/{secrets.token_hex(16)}"
-    store.put(key, b"what time is it?")
-    try:
-        return next(info.modified_ns for info in store.list(PROBE_FOLDER) if info.key == key)
-    except StopIteration:
-        raise StoreError(f"{store.url} does not list {key}, which was just written. Nothing was removed.") from None
-    finally:
-        with contextlib.suppress(StoreError):
-            store.delete(key)

@@ -54,7 +54,7 @@ def find_way(lineage: Lineage, target: int, *, held: Mapping[int, int], weigh: W
     """
     while True:
         way = _Search(lineage, target, held, weigh).find()
-        first = way.manifests[0] if len(way.manifests) > 1 else None
+        first = next((m for m in way.manifests if m.shards), None) if len(way.manifests) > 1 else None
         if first is None or not (_is_gone(lineage, first) and lineage.is_marked(first)):
             return way
         lineage.forget_shards(first)

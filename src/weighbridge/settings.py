@@ -77,6 +77,11 @@ class Settings(BaseSettings):
     # a step of the store's own: a command, or module:function
     after_publish: str = ""
     before_read: str = ""
+    # retention: how many of the last versions gc keeps, for how long a silent host holds what it needs, and how many
+    # versions a host may be behind before it counts as stale
+    keep: int | None = Field(default=None, ge=1)
+    grace: float = Field(default=86_400.0, ge=0)
+    allowed_staleness: int | None = Field(default=None, ge=0)
     # a host's own
     name: str | None = None
     replica: Path | None = None
@@ -128,6 +133,11 @@ class Settings(BaseSettings):
             raise ValueError("engine 'command' needs engine_command, the command that reloads the engine")
         if self.engine_command and self.engine != "command":
             raise ValueError(f"engine_command is set, but the engine is {self.engine!r}")
+        if self.keep is not None and self.allowed_staleness is not None and self.keep <= self.allowed_staleness:
+            raise ValueError(
+                f"keep {self.keep} is shorter than what hosts may be behind (allowed_staleness "
+                f"{self.allowed_staleness}): a host that is allowed to lag would find its versions collected"
+            )
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("a host is named twice")
         return self

@@ -3,10 +3,14 @@ digest. Must not know what is done with them."""
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from weighbridge.errors import CheckpointError, DiskFull, ObjectMissing, ShardCorrupt
+import structlog
+
+from weighbridge.errors import CheckpointError, DiskFull, ObjectMissing, ReplicaError, ShardCorrupt, VersionRetired
+from weighbridge.storage.backoff import Backoff
 from weighbridge.storage.checkpoint import is_small_file
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.digests import digest_bytes
@@ -16,8 +20,16 @@ from weighbridge.storage.manifest import shard_key
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.safetensors_header import parse_header
 from weighbridge.storage.transfer import fetch_object
-from weighbridge.storage.ways import explain_missing
+from weighbridge.storage.ways import Way, explain_missing, find_way, learn_gaps
 from weighbridge.values import Manifest, ShardInfo
+
+_log = structlog.get_logger("weighbridge.replica")
+
+Plan = TypeVar("Plan")
+Result = TypeVar("Result")
+
+PLANS = 4
+"""How often a reader plans, when shards that it counted on are gone, before it gives up."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes at hand so far and the bytes in all, from several threads but never from two at once."""
@@ -138,6 +150,66 @@ class Spool:
                 self._proven.add(path)
                 if not there:
                     self.downloaded_bytes += shard.nbytes
+
+
+def around_gaps(
+    spool: Spool,
+    lineage: Lineage,
+    clock: Clock,
+    *,
+    find: Callable[[], Plan],
+    way_of: Callable[[Plan], Way | None],
+    go: Callable[[Plan], Result],
+) -> Result:
+    """Finds a way and fetches it (`go`); does so again, PLANS times in all, around shards that were collected meanwhile
+    and what is damaged in the store. Raises what `find` raises, and what `go` raises when there is no other way."""
+    waits = Backoff().waits()
+    trouble: Exception | None = None
+    try:
+        for attempt in range(1, PLANS + 1):
+            try:
+                plan = find()
+            except (VersionRetired, ReplicaError) as error:
+                raise (error if trouble is None or isinstance(trouble, VersionRetired) else trouble) from None
+            try:
+                return go(plan)
+            except (ObjectMissing, VersionRetired, ShardCorrupt) as error:
+                way = way_of(plan)
+                if attempt == PLANS or way is None:
+                    raise
+                trouble = error
+                learn_gaps(lineage, way, damaged=spool.damaged)
+                _log.warning("a way is closed, planning again", target=way.target, error=str(error))
+                clock.sleep(next(waits))
+        raise AssertionError("the loop ends by returning or raising")
+    finally:
+        while spool.damaged:  # somebody may restore it
+            lineage.recall_shards(spool.damaged.pop())
+
+
+def fetch_way(
+    spool: Spool,
+    lineage: Lineage,
+    target: int,
+    *,
+    held: Mapping[int, int],
+    clock: Clock,
+    on_progress: OnProgress | None = None,
+) -> Way:
+    """The shortest way to a version, with all its shards in the spool. Raises like `find_way` and `Spool.fetch`."""
+
+    def go(way: Way) -> Way:
+        spool.fetch(way.manifests, on_progress)
+        return way
+
+    return around_gaps(
+        spool,
+        lineage,
+        clock,
+        find=lambda: find_way(lineage, target, held=held, weigh=spool.missing_bytes_of),
+        way_of=lambda way: way,
+        go=go,
+    )
 
 
 def need_room(disk: Disk, folder: Path, nbytes: int, what: str) -> None:

@@ -13,19 +13,15 @@ import structlog
 from weighbridge.errors import (
     DigestMismatch,
     ForeignRun,
-    ObjectMissing,
     ReplicaError,
-    ShardCorrupt,
     UsageError,
-    VersionRetired,
 )
-from weighbridge.storage.backoff import Backoff
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.codecs import warm
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, Durability, LocalDisk
 from weighbridge.storage.replica.apply import apply_deltas, journal_bytes
-from weighbridge.storage.replica.fetch import OnProgress, Spool, need_room
+from weighbridge.storage.replica.fetch import OnProgress, Spool, around_gaps, need_room
 from weighbridge.storage.replica.layout import COPIES, Identity, Layout, read_identity
 from weighbridge.storage.replica.lock import owned
 from weighbridge.storage.replica.plan import Plan, make_plan
@@ -35,14 +31,11 @@ from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState, touched
 from weighbridge.storage.state import base_digests
 from weighbridge.storage.stores.contract import Store
-from weighbridge.storage.ways import Way, learn_gaps
+from weighbridge.storage.ways import Way
 
 _log = structlog.get_logger("weighbridge.replica")
 
 Foreign = Literal["reseed", "refuse"]
-
-PLANS = 4
-"""How often a replica plans, when shards that it counted on are gone, before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +131,15 @@ class Replica:
     ) -> Fetched:
         """Plans and fetches; plans again, PLANS times in all, around shards that were collected meanwhile and what is
         damaged in the store. Raises like `plan` and `fetch`."""
-        waits, site = Backoff().waits(), self._site
-        trouble: Exception | None = None
-        try:
-            for attempt in range(1, PLANS + 1):
-                try:
-                    plan = self.plan(target, rollback=rollback)
-                except (VersionRetired, ReplicaError) as error:
-                    raise (error if trouble is None or isinstance(trouble, VersionRetired) else trouble) from None
-                try:
-                    return self.fetch(plan, on_progress)
-                except (ObjectMissing, VersionRetired, ShardCorrupt) as error:
-                    if attempt == PLANS or plan.way is None:
-                        raise
-                    trouble = error
-                    learn_gaps(site.lineage, plan.way, damaged=site.spool.damaged)
-                    _log.warning("a way is closed, planning again", target=plan.target, error=str(error))
-                    site.clock.sleep(next(waits))
-            raise AssertionError("the loop ends by returning or raising")
-        finally:
-            while site.spool.damaged:  # somebody may restore it
-                site.lineage.recall_shards(site.spool.damaged.pop())
+        site = self._site
+        return around_gaps(
+            site.spool,
+            site.lineage,
+            site.clock,
+            find=lambda: self.plan(target, rollback=rollback),
+            way_of=lambda plan: plan.way,
+            go=lambda plan: self.fetch(plan, on_progress),
+        )
 
     def apply(self, fetched: Fetched) -> Applied:
         """Brings the plan's copy to the target and proves it; `current` does not move (with one copy it is that copy).

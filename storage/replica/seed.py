@@ -8,12 +8,12 @@ import structlog
 
 from weighbridge.errors import DiskFull, ReplicaError
 from weighbridge.storage.checkpoint import open_checkpoint
-from weighbridge.storage.replica.fetch import need_room
+from weighbridge.storage.replica.fetch import fetch_way, need_room
 from weighbridge.storage.replica.rebuild import write_folder
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState, listed
 from weighbridge.storage.state import base_digests
-from weighbridge.storage.ways import Way, find_way
+from weighbridge.storage.ways import Way
 from weighbridge.values import PartKey
 
 _log = structlog.get_logger("weighbridge.replica")
@@ -46,8 +46,7 @@ def seed_from_anchor(site: Site, copy: str, *, upto: int | None = None) -> CopyS
     """
     for version in reversed(site.lineage.anchors()):
         if upto is None or version <= upto:
-            way = find_way(site.lineage, version, held={}, weigh=site.spool.missing_bytes_of)
-            site.spool.fetch(way.manifests)
+            way = fetch_way(site.spool, site.lineage, version, held={}, clock=site.clock)
             return seed_by_way(site, copy, way, None, {})
     raise ReplicaError(
         f"{site.layout.folder}: a copy has to be seeded, no base folder was given, and {site.lineage.store.url} has no "

@@ -10,6 +10,7 @@ from tests.replica.runs import SHAPES, SmallRun, flip, tensors_of, versions_in
 from weighbridge.errors import DigestMismatch, ReplicaError, ShardCorrupt, StoreError, VersionRetired
 from weighbridge.storage.anchor import is_due, make_anchor
 from weighbridge.storage.anchor_sources import anchor_from_folder, anchor_from_store, held_version
+from weighbridge.storage.audit.audit import audit
 from weighbridge.storage.checkout import checkout
 from weighbridge.storage.leftovers import find_leftovers
 from weighbridge.storage.lineage import Lineage
@@ -111,6 +112,7 @@ def test_a_maker_that_dies_at_any_store_call_leaves_nothing_that_readers_see_and
     assert calls > 10
     checkout(6, tmp_path / "out", lineage=Lineage(run.store), base=None)
     assert versions_in(run, tmp_path / "out") == {6}
+    assert audit(run.store).ok and audit(run.store).anchors == 1
     orphans = list(find_leftovers(run.store, Lineage(run.store), grace_seconds=-1))
     assert orphans and all("/anchor-" in o.key or o.kind != "orphan shard" for o in orphans)
     anchor_id = run.lineage.anchor(6).commit_id

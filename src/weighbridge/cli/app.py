@@ -43,6 +43,14 @@ app.command(
     help="Make an anchor: the whole state of a version, for hosts that come late or were away for long.",
 )
 app.command(
+    "weighbridge.cli.retention:gc",
+    name="gc",
+    help="Collect versions that nobody needs: not one of the last, not named, not in a live host's reach.",
+)
+app.command("weighbridge.cli.retention:keep", name="keep", help="Keep a version under a name, whatever gc does.")
+app.command("weighbridge.cli.retention:release", name="release", help="Give a name back that keeps a version.")
+app.command("weighbridge.cli.retention:names", name="names", help="The versions that are kept under names.")
+app.command(
     "weighbridge.cli.history:status",
     name="status",
     help="The hosts: which version each serves, how far behind it is, how its last sync went.",
