@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.checkpoints import trained
 from tests.faults.proxy import ACTIONS, Action, FaultProxy, Rule
@@ -67,6 +68,34 @@ def test_versions_cross_and_nothing_stays_behind(proxy: FaultProxy, tmp_path: Pa
     assert list(find_leftovers(run.store, Lineage(run.store), grace_seconds=0.0)) == []
     assert run.spooled() == []
     assert [path.name for path in tmp_path.rglob("*") if path.name.endswith((".part", ".tmp"))] == []
+
+
+def test_twenty_shards_commit_and_four_hosts_at_once_download_each_of_them_once(
+    proxy: FaultProxy, tmp_path: Path
+) -> None:
+    weights = {f"w{i:02d}": np.arange(1000, dtype=np.float32) + i for i in range(20)}  # each larger than a shard
+    run = Run(tmp_path, base_weights=weights, clock=SystemClock())
+    url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    run.store = open_store(url, profile=impatient(proxy))
+    proxy.script()
+    after = {name: values + np.float32(0.5) for name, values in weights.items()}
+    manifest = push(run.open(), after)
+    assert len(manifest.shards) == 20
+
+    proxy.script()
+    folders = [tmp_path / f"host-{i}" for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        done = pool.map(
+            lambda folder: bring_up(folder, store=open_store(url, profile=impatient(proxy)), base=run.base), folders
+        )
+        assert [result.version for result in done] == [1] * 4
+    downloads = [target.split("?")[0].rsplit("/", 1)[1] for method, target, _ in proxy.seen if method == "GET"]
+    assert {name: downloads.count(name) for name in (shard.name for shard in manifest.shards)} == {
+        shard.name: 4 for shard in manifest.shards
+    }
+    for folder in folders:
+        checkpoint = open_checkpoint(folder / "current")
+        assert {name: checkpoint.view(name).tobytes() for name in checkpoint.tensors} == bytes_of(after)
 
 
 def impatient(proxy: FaultProxy) -> Profile:
