@@ -48,6 +48,30 @@ class Copies(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Who must know where a cut over is, in case this process dies in it: the guard."""
+
+    def pausing(self, previous: int | None) -> None:
+        """The engine, which serves `previous` (None: not known), is about to be paused."""
+        ...
+
+    def loading(self) -> None:
+        """The engine is about to be given other weights, or another number."""
+        ...
+
+    def settled(self, *, resumed: bool) -> None:
+        """The engine was resumed on known weights, or is left paused by a process that lives and says so."""
+        ...
+
+
+class _Nobody:
+    def pausing(self, previous: int | None) -> None: ...
+
+    def loading(self) -> None: ...
+
+    def settled(self, *, resumed: bool) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CutOver:
     """How a cut over went: the stage it reached, the version served since, and how long the engine was paused."""
@@ -77,6 +101,7 @@ def cut_over(
     reload: bool,
     deadline_seconds: float,
     on_stage: Callable[[Stage], None] = lambda _: None,
+    watch: Watch | None = None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> CutOver:
     """Moves an engine from `previous` to `version`, which stands applied and proven in the spare copy.
@@ -86,7 +111,8 @@ def cut_over(
     CutOverFailed; afterwards either the last good version is served, or the engine stays paused. Resumes at most once,
     and never on weights that were not proven.
     """
-    return _CutOver(copies, engine, version, previous, deadline_seconds, on_stage, monotonic).run(reload=reload)
+    cut = _CutOver(copies, engine, version, previous, deadline_seconds, on_stage, watch or _Nobody(), monotonic)
+    return cut.run(reload=reload)
 
 
 class _CutOver:
@@ -98,6 +124,7 @@ class _CutOver:
         previous: int | None,
         deadline_seconds: float,
         on_stage: Callable[[Stage], None],
+        watch: Watch,
         monotonic: Callable[[], float],
     ) -> None:
         self._copies = copies
@@ -106,23 +133,30 @@ class _CutOver:
         self._previous = previous
         self._budget = deadline_seconds
         self._on_stage = on_stage
+        self._watch = watch
         self._now = monotonic
         self._deadline = monotonic() + deadline_seconds
         self._stage = Stage.APPLIED
         self._paused_at: float | None = None
         self._pause_seconds = 0.0
+        self._resumed = False
         self._seconds: dict[str, float] = {}
 
     def run(self, *, reload: bool) -> CutOver:
         if not reload:
             return self._renumber()
-        self._pause()
-        self._switch()
+        self._watch.pausing(self._previous)
         try:
-            self._load(self._version)
-        except WeighbridgeError as failure:
-            self._restore(failure)
-        self._resume(self._version)
+            self._pause()
+            self._switch()
+            self._watch.loading()
+            try:
+                self._load(self._version)
+            except WeighbridgeError as failure:
+                self._restore(failure)
+            self._resume(self._version)
+        finally:
+            self._watch.settled(resumed=self._resumed)
         self._canary()
         return CutOver(self._stage, self._version, self._pause_seconds, self._seconds)
 
@@ -213,6 +247,7 @@ class _CutOver:
                 f"at the engine, then retry this host.{f' Before that: {after}' if after else ''}",
                 served=None,
             ) from failure
+        self._resumed = True
         self._end_pause()
         if after is None:
             self._reach(Stage.RESUMED)

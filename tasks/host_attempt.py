@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import structlog
 
-from weighbridge.errors import DigestMismatch, WeighbridgeError
+from weighbridge.errors import DigestMismatch, EngineError, WeighbridgeError
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import SERVED, SUPERSEDED, write_record
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.hooks import Hooks
-from weighbridge.tasks.cutover import Copies, CutOverFailed, Stage, cut_over
+from weighbridge.tasks.cutover import Copies, CutOverFailed, Stage, Watch, cut_over
 from weighbridge.tasks.engines.contract import Engine
 from weighbridge.values import HostRecord
 
@@ -25,6 +25,7 @@ log = structlog.get_logger("weighbridge.host")
 
 FAILED = "failed"
 _PROGRESS_SECONDS = 2.0
+_FIRST_CANARY_SECONDS = 20.0
 
 
 class HostReplica(Copies, Protocol):
@@ -66,7 +67,10 @@ class Host:
     engine_version: int | None = None
     """What this process knows the engine to serve; None: not known, so it is loaded before anything is believed."""
     engine_in_doubt: bool = False
-    """Whether a cut over of this process ended without known weights; an engine's own word is then worth nothing."""
+    """Whether a cut over ended without known weights, of this process or, by its guard's mark, of one that died; an
+    engine's own word is then worth nothing."""
+    watch: Watch | None = None
+    """The guard of this host, if its engine is one that is paused."""
     lineage: Lineage = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +83,21 @@ class Host:
         if self.engine_in_doubt:
             return False
         said = self.engine.read_version(seconds=self.engine_seconds)
-        return version == (self.engine_version if said is None else said)
+        if version != (self.engine_version if said is None else said):
+            return False
+        return self.engine_version is not None or self._engine_answers()
+
+    def _engine_answers(self) -> bool:
+        """Whether an engine that this process never cut over serves at all: the process before may have paused it."""
+        paused = self.engine.is_paused(seconds=self.engine_seconds)
+        if paused is not None:
+            return not paused
+        try:
+            self.engine.probe(seconds=min(self.engine_seconds, _FIRST_CANARY_SECONDS))
+        except EngineError as error:
+            log.warning("the engine does not answer; it is loaded and resumed anew", host=self.name, error=str(error))
+            return False
+        return True
 
 
 class _Standing:
@@ -176,6 +194,7 @@ class HostAttempt:
                 reload=not known or bool(self._applied.reload),
                 deadline_seconds=host.engine_seconds,
                 on_stage=self._reach,
+                watch=host.watch,
                 monotonic=host.clock.monotonic,
             )
         except CutOverFailed as failure:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -21,6 +21,7 @@ from pydantic_settings import (
 from weighbridge.errors import UsageError
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
+from weighbridge.tasks.engines.spec import EngineSpec
 
 PREFIX = "WEIGHBRIDGE_"
 _TOLD_TO_COMMANDS = frozenset({"PATH", "VERSION", "EVENT"})  # what engine commands and hooks find in their environment
@@ -90,6 +91,13 @@ class Settings(BaseSettings):
     lock_deadline: float = Field(default=30.0, ge=0)
     engine: str = "none"
     engine_command: str | None = None
+    engine_url: str | None = None
+    engine_remote: bool = False
+    engine_prompt: str = "The"
+    engine_api_key: SecretStr | None = None
+    engine_api_key_file: Path | None = None
+    engine_admin_key: SecretStr | None = None
+    engine_admin_key_file: Path | None = None
     engine_deadline: float = Field(default=300.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
     follow_seconds: float = Field(default=10.0, gt=0)
@@ -119,6 +127,19 @@ class Settings(BaseSettings):
         return Hooks(after_publish=self.after_publish, before_read=self.before_read)
 
     @property
+    def engine_spec(self) -> EngineSpec:
+        """All that it takes to speak to the engine. Raises UsageError for a key file that cannot be read."""
+        return EngineSpec(
+            kind=self.engine,
+            url=self.engine_url,
+            command=self.engine_command,
+            api_key=_key(self.engine_api_key, self.engine_api_key_file),
+            admin_key=_key(self.engine_admin_key, self.engine_admin_key_file),
+            remote=self.engine_remote,
+            prompt=self.engine_prompt,
+        )
+
+    @property
     def required(self) -> float:
         """The share of the hosts that must make it."""
         if isinstance(self.policy, float):
@@ -138,6 +159,12 @@ class Settings(BaseSettings):
                 f"keep {self.keep} is shorter than what hosts may be behind (allowed_staleness "
                 f"{self.allowed_staleness}): a host that is allowed to lag would find its versions collected"
             )
+        if self.engine in ("vllm", "sglang") and not self.engine_url:
+            raise ValueError(f"engine {self.engine!r} needs engine_url, where its server listens")
+        if self.engine_api_key and self.engine_api_key_file:
+            raise ValueError("engine_api_key and engine_api_key_file are both set")
+        if self.engine_admin_key and self.engine_admin_key_file:
+            raise ValueError("engine_admin_key and engine_admin_key_file are both set")
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("a host is named twice")
         return self
@@ -158,6 +185,15 @@ class Settings(BaseSettings):
             TomlConfigSettingsSource(settings_cls),
             PyprojectTomlConfigSettingsSource(settings_cls),
         )
+
+
+def _key(key: SecretStr | None, file: Path | None) -> str | None:
+    if file is None:
+        return key.get_secret_value() if key is not None else None
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the engine's key cannot be read from {file}: {error}. Nothing was started.") from error
 
 
 def load_settings(arguments: Mapping[str, Any]) -> Settings:

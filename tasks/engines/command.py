@@ -3,6 +3,7 @@ so that nothing in a path or a number is ever interpreted; whoever wants one wri
 
 import os
 import shlex
+import shutil
 import signal
 import string
 import subprocess
@@ -54,6 +55,16 @@ class CommandEngine:
         self._commands = {verb: _parsed(verb, command) for verb, command in given.items() if command is not None}
         self._places: dict[str, str] = {"path": "", "version": ""}
         self.maps_files = maps_files
+
+    def check(self, *, seconds: float) -> None:
+        """See Engine. Raises UsageError for a program that is not there."""
+        for verb, words in self._commands.items():
+            if "{" not in words[0] and shutil.which(words[0]) is None:
+                raise UsageError(f"the engine's {verb} command cannot be run: there is no program {words[0]!r}.")
+
+    def is_paused(self, *, seconds: float) -> bool | None:
+        """See Engine. A command does not say."""
+        return None
 
     def pause(self, *, seconds: float) -> None:
         """See Engine."""

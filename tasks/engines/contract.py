@@ -1,4 +1,4 @@
-"""What a cut over asks of an engine: seven small verbs, each with a deadline. A user's own adapter is one class with
+"""What a cut over asks of an engine: nine small verbs, each with a deadline. A user's own adapter is one class with
 them. Must not know replicas, stores or Prefect; the order of the calls is `tasks/cutover.py`'s."""
 
 from pathlib import Path
@@ -17,6 +17,17 @@ class Engine(Protocol):
 
     maps_files: bool
     """Whether the engine may keep the loaded files mapped: they must then never be patched in place."""
+
+    def check(self, *, seconds: float) -> None:
+        """Whether this engine can be cut over at all: its release, its routes, its keys. Asked once, before anything.
+
+        Raises UsageError for what only a person can change, EngineError for an engine that does not answer (yet).
+        """
+        ...
+
+    def is_paused(self, *, seconds: float) -> bool | None:
+        """Whether it was paused and not resumed; None when it is of a kind that cannot say."""
+        ...
 
     def pause(self, *, seconds: float) -> None:
         """Stops taking up work, so that no request sees two versions; returns once it has stopped."""
@@ -45,3 +56,7 @@ class Engine(Protocol):
     def probe(self, *, seconds: float) -> None:
         """A canary: one small request that must succeed after the resume."""
         ...
+
+
+VERBS = ("check", "is_paused", "pause", "reload", "flush", "set_version", "read_version", "resume", "probe")
+"""What a user's own adapter must have."""

@@ -9,6 +9,13 @@ class NoEngine:
     name = "none"
     maps_files = False
 
+    def check(self, *, seconds: float) -> None:
+        """See Engine."""
+
+    def is_paused(self, *, seconds: float) -> bool | None:
+        """See Engine."""
+        return None
+
     def pause(self, *, seconds: float) -> None:
         """See Engine."""
 

@@ -9,12 +9,13 @@ from cyclopts import Parameter
 
 from weighbridge import logs
 from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Store, settings_of, store_of
-from weighbridge.errors import UsageError
+from weighbridge.errors import EngineError
 from weighbridge.settings import Settings
 from weighbridge.storage.lineage import Lineage, RunInfo
 from weighbridge.storage.stores import contract
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.engines.contract import Engine
+from weighbridge.tasks.engines.control import EngineDenied
 
 log = structlog.get_logger("weighbridge.host")
 
@@ -27,6 +28,7 @@ def host(
     replica: ReplicaFolder = None,
     engine: str | None = None,
     engine_command: str | None = None,
+    engine_url: str | None = None,
     copies: int | None = None,
     durability: str | None = None,
     ready_file: Annotated[Path | None, Parameter(help="Written when the host is ready, removed when it ends.")] = None,
@@ -41,9 +43,12 @@ def host(
     name
         This host's name; unique in the fleet.
     engine
-        none, or command.
+        none, vllm, sglang, command, or module:Class for one of your own.
     engine_command
         The command that makes the engine load; {path} and {version} in it are filled in.
+    engine_url
+        Where the engine's server listens, as http://127.0.0.1:8000. Keys come from WEIGHBRIDGE_ENGINE_API_KEY and
+        WEIGHBRIDGE_ENGINE_ADMIN_KEY, or files named by the same with _FILE.
     copies
         2 keeps the last good version beside the current one; 1 saves the space.
     durability
@@ -57,6 +62,7 @@ def host(
         replica=replica,
         engine=engine,
         engine_command=engine_command,
+        engine_url=engine_url,
         copies=copies,
         durability=durability,
     )
@@ -67,27 +73,35 @@ def host(
 def _serve(settings: Settings, ready_file: Path | None) -> None:
     from weighbridge.flows.worker import WorkerOptions, serve_host
     from weighbridge.storage.replica import open_replica
+    from weighbridge.tasks.engines.choose import open_engine
+    from weighbridge.tasks.engines.guard import guarded
     from weighbridge.tasks.host_attempt import Host
 
     assert settings.replica is not None and settings.name is not None
     store = store_of(settings)
     run = _run_of(store, settings.hooks, every_seconds=settings.follow_seconds)
-    with open_replica(
-        settings.replica,
-        store=store,
-        base=settings.base,
-        copies=settings.copies,
-        durability=settings.durability,
-        lock_seconds=settings.lock_deadline,
-        threads=settings.encode_threads,
-    ) as replica:
+    engine = _ready(open_engine(settings.engine_spec), seconds=settings.engine_deadline)
+    with (
+        open_replica(
+            settings.replica,
+            store=store,
+            base=settings.base,
+            copies=settings.copies,
+            durability=settings.durability,
+            lock_seconds=settings.lock_deadline,
+            threads=settings.encode_threads,
+        ) as replica,
+        guarded(settings.engine_spec, settings.replica) as guard,
+    ):
         served = Host(
             name=settings.name,
             run_id=run.run_id,
             store=store,
             replica=replica,
-            engine=_engine(settings),
+            engine=engine,
             engine_seconds=settings.engine_deadline,
+            engine_in_doubt=guard is not None and guard.marked(),
+            watch=guard,
             hooks=settings.hooks,
         )
         options = WorkerOptions(
@@ -110,14 +124,15 @@ def _run_of(store: contract.Store, hooks: Hooks, *, every_seconds: float) -> Run
     return lineage.run
 
 
-def _engine(settings: Settings) -> Engine:
-    if settings.engine == "none":
-        from weighbridge.tasks.engines.none import NoEngine
-
-        return NoEngine()
-    if settings.engine == "command":
-        from weighbridge.tasks.engines.command import CommandEngine
-
-        assert settings.engine_command is not None
-        return CommandEngine(settings.engine_command)
-    raise UsageError(f"engine {settings.engine!r} is not known here: none, command. Nothing was started.")
+def _ready(engine: Engine, *, seconds: float) -> Engine:
+    """Waits for an engine that is still starting; what only a person can change is raised at once."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            engine.check(seconds=min(30.0, seconds))
+            return engine
+        except EngineError as error:
+            if isinstance(error, EngineDenied) or time.monotonic() >= until:
+                raise
+            log.info("waiting for the engine", engine=engine.name, error=str(error))
+        time.sleep(1.0)

@@ -1,0 +1,115 @@
+"""Calls to an engine's HTTP control routes: one request each, never repeated, each under its deadline. Must not know
+which engine answers, nor put a key into an error, a log or a repr."""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from weighbridge.errors import EngineError, UsageError
+
+_TAIL = 600  # characters of an answer that an error shows
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What an engine wants to see: `api` on its normal routes, `admin` on its control routes. Shown nowhere."""
+
+    api: str | None = field(default=None, repr=False)
+    admin: str | None = field(default=None, repr=False)
+
+
+class Control:
+    """One engine's address. Raises UsageError for one that is no HTTP address, or that others can reach too.
+
+    The control routes of today's engines answer without a key, or with one that goes over the wire as it is: whoever
+    reaches them can load any folder. So only loopback is spoken to, unless `remote` says that the way there is guarded.
+    """
+
+    def __init__(self, url: str, *, keys: Keys, remote: bool) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise UsageError(f"{url!r} is no engine's address; write http://127.0.0.1:8000. Nothing was started.")
+        if not remote and not _is_loopback(parts.hostname):
+            raise UsageError(
+                f"the engine at {url} is not on this machine's loopback, and its control routes load any folder for "
+                "whoever reaches them. Nothing was started. Let it listen on 127.0.0.1, or say engine_remote when "
+                "something else guards the way."
+            )
+        self.url = url.rstrip("/")
+        self._keys = keys
+        # No proxy and no .netrc of the environment: neither has a place between a host and its own engine.
+        self._client = httpx.Client(base_url=self.url, trust_env=False, follow_redirects=False)
+
+    def get(self, route: str, *, seconds: float, admin: bool = True) -> Any:
+        """The JSON that a route answers. Raises EngineError."""
+        return self._ask("GET", route, seconds, admin)
+
+    def post(
+        self,
+        route: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        seconds: float,
+        admin: bool = True,
+    ) -> Any:
+        """The JSON that a route answers to a body and a query. Raises EngineError, whose message names the answer."""
+        return self._ask("POST", route, seconds, admin, body={} if body is None else body, query=query)
+
+    def _ask(
+        self,
+        method: str,
+        route: str,
+        seconds: float,
+        admin: bool,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        key = self._keys.admin if admin and self._keys.admin else self._keys.api
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            answer = self._client.request(
+                method, route, json=body, params=query, headers=headers, timeout=httpx.Timeout(seconds)
+            )
+        except httpx.TimeoutException as error:
+            raise EngineError(f"{self.url}{route} did not answer within {seconds:.1f} s.") from error
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self.url}{route} could not be asked: {type(error).__name__}: {error}.") from error
+        said = answer.text.strip()[:_TAIL]
+        if answer.status_code in (401, 403):
+            which = "admin key" if admin and self._keys.admin else "key"
+            raise EngineDenied(f"{self.url}{route} does not take the {which} it was given ({answer.status_code}).")
+        if answer.status_code == 404:
+            raise RouteMissing(f"{self.url} has no {route}.")
+        if answer.status_code != 200:
+            raise EngineError(f"{self.url}{route} answered {answer.status_code}: {said or 'nothing'}")
+        try:
+            return answer.json() if said else {}
+        except ValueError as error:
+            raise EngineError(f"{self.url}{route} answered no JSON: {said}") from error
+
+
+class EngineDenied(EngineError):
+    """The engine wants another key."""
+
+
+class RouteMissing(EngineError):
+    """The engine has no such route: another engine, another release, or one started without it."""
+
+
+def version_in(answer: Any) -> int | None:
+    """The version in an answer with a `weight_version`; None for what no sync of ours has set."""
+    said = answer.get("weight_version") if isinstance(answer, dict) else None
+    return int(said) if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) <= 18 else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

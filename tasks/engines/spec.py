@@ -1,0 +1,19 @@
+"""What a person says of an engine, as one value. Must not know how any engine is spoken to."""
+
+from dataclasses import dataclass, field
+
+from weighbridge.tasks.engines.command import Command
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """All that it takes to speak to an engine, from this process or from its guard. Keys are shown nowhere."""
+
+    kind: str
+    """none, command, vllm, sglang, or `module:Class`."""
+    url: str | None = None
+    command: Command | None = None
+    api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    remote: bool = False
+    prompt: str = "The"
