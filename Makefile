@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks
 
-.PHONY: help demo test soak test-stores demo-s3 lint bench dist clean
+.PHONY: help demo test soak test-stores test-engines demo-s3 lint bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 	$(BIN)/weighbridge demo
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not gpu and not stores"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not gpu and not stores and not engines"
 
 SEEDS ?= 2000
 FIRST ?= 0
@@ -40,6 +40,15 @@ $(VENV)/.stores: $(READY)
 
 test-stores: $(VENV)/.stores  ## the store contract and every fault on real servers (SeaweedFS, fake-gcs-server): at most 15 minutes
 	$(BIN)/python -m pytest -m stores tests/stores
+
+# Each engine has an environment of its own: their requirements exclude each other's, and ours.
+ENGINES := .venv-vllm/.ready .venv-sglang/.ready
+.venv-%/.ready: tests/engines/servers/install_%_cpu.sh tests/engines/servers/%_cpu_reqs.txt
+	bash $< .venv-$*
+	@touch $@
+
+test-engines: $(READY) $(ENGINES)  ## real vLLM and SGLang servers follow versions, under faults: at most 35 minutes
+	$(BIN)/python -m pytest -m "engines and not slow" tests/engines
 
 demo-s3: $(VENV)/.stores  ## the demo on S3: a SeaweedFS is started on loopback and stopped
 	$(BIN)/python -m tests.stores.demo_s3
