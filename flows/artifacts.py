@@ -7,12 +7,14 @@ import structlog
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from weighbridge.flows.connection import UNREACHABLE
+from weighbridge.storage.audit.report import Audit
 from weighbridge.values import HostOutcome, Manifest
 
 log = structlog.get_logger("weighbridge.artifacts")
 
 HOSTS_KEY = "weighbridge-hosts"
 BILL_KEY = "weighbridge-bill"
+AUDIT_KEY = "weighbridge-audit"
 
 
 def show_bill(manifest: Manifest, seconds: Mapping[str, float]) -> None:
@@ -29,6 +31,23 @@ def show_hosts(version: int, hosts: Sequence[HostOutcome]) -> None:
         create_table_artifact(hosts_table(hosts), key=HOSTS_KEY, description=f"version {version}")
     except UNREACHABLE as error:
         log.warning("hosts' table not shown", version=version, error=str(error))
+
+
+def show_audit(found: Audit) -> None:
+    """Leaves what an audit read and found on the current run."""
+    try:
+        create_markdown_artifact(audit_page(found), key=AUDIT_KEY, description=f"head {found.head}")
+    except UNREACHABLE as error:
+        log.warning("audit not shown", error=str(error))
+
+
+def audit_page(found: Audit) -> str:
+    """An audit as markdown: what is right, what is not, and what nothing proves."""
+    counts = ("manifests", "shards", "anchors", "records", "segments", "marks", "nbytes")
+    lines = [f"## Version {found.head}: {'everything is right' if found.ok else 'something is not right'}", ""]
+    lines += ["| right | |", "| --- | --- |", *(f"| {name} | {getattr(found, name):,} |" for name in counts), ""]
+    lines += [f"- **{_cell(finding.key)}**: {_cell(finding.what)}" for finding in found.findings]
+    return "\n".join([*lines, *(f"- not proven: {_cell(note)}" for note in found.notes)])
 
 
 def bill(manifest: Manifest, seconds: Mapping[str, float]) -> str:

@@ -2,12 +2,14 @@
 that names the flow by module. Must not know any one flow. Everything here may be repeated."""
 
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
@@ -36,8 +38,10 @@ def ensure_deployment(
     pool: str,
     queue: str | None = None,
     parameters: dict[str, Any] | None = None,
+    every: timedelta | None = None,
 ) -> UUID:
-    """Makes sure that a deployment ("flow/name") of a flow exists in a pool; returns its id.
+    """Makes sure that a deployment ("flow/name") of a flow exists in a pool; returns its id. A new one is scheduled
+    `every` so often.
 
     Its entry point names a module, since a file would be loaded a second time under another name. Our worker never
     follows it: it runs the flows it knows.
@@ -57,8 +61,18 @@ def ensure_deployment(
         tags=["weighbridge"],
         parameter_openapi_schema=parameter_schema(flow.fn).model_dump_for_openapi(),
         enforce_parameter_schema=True,
+        schedules=None if every is None else _schedules(client, deployment, every),
     )
     return _known[key]
+
+
+def _schedules(client: SyncPrefectClient, deployment: str, every: timedelta) -> list[DeploymentScheduleCreate]:
+    """Those that stand, paused ones too, for somebody may have changed them in the UI; else our own."""
+    try:
+        standing = client.read_deployment_by_name(deployment).schedules
+    except ObjectNotFound:
+        return [DeploymentScheduleCreate(schedule=IntervalSchedule(interval=every), active=True)]
+    return [DeploymentScheduleCreate(schedule=one.schedule, active=one.active) for one in standing]
 
 
 def forget_deployments() -> None:

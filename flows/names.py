@@ -9,6 +9,8 @@ POOL_TYPE = "weighbridge-host"
 
 HOST_SYNC = "host-sync"
 ROLLOUT = "rollout"
+COMPACT = "compact"
+AUDIT = "audit"
 
 HOST_DEPLOYMENT = f"{HOST_SYNC}/host"
 
@@ -36,6 +38,11 @@ def host_tag(host: str) -> str:
 def rollout_deployment(run: str) -> str:
     """The deployment of a training run's rollouts."""
     return f"{ROLLOUT}/{run}"
+
+
+def upkeep_deployment(flow: str, run: str) -> str:
+    """The deployment of one flow of a training run's upkeep."""
+    return f"{flow}/{run}"
 
 
 def host_key(run: str, version: int, host: str) -> str:

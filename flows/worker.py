@@ -16,7 +16,7 @@ import structlog
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
-from weighbridge.flows import names
+from weighbridge.flows import names, upkeep
 from weighbridge.flows.context import hosting, using_store
 from weighbridge.flows.dispatch import ensure_host_sync
 from weighbridge.flows.follower import Follower
@@ -61,19 +61,21 @@ def serve_host(host: Host, *, options: WorkerOptions | None = None, stop: thread
 def serve_steward(
     run: str, store: Store, *, options: WorkerOptions | None = None, stop: threading.Event | None = None
 ) -> None:
-    """Executes the rollouts of one training run that somebody starts from the UI, until stopped like a host."""
+    """Executes the rollouts of one training run that somebody starts from the UI, and its upkeep, until stopped like a
+    host."""
     chosen = options or WorkerOptions()
 
     def prepare(client: SyncPrefectClient) -> None:
         ensure_host_sync(client)
         ensure_rollout(client, run)
+        upkeep.ensure_upkeep(client, run)
         sweep(client, pool=names.STEWARD_POOL, queue=run, running=work.running)
         heal(client, store, run=run)
 
     work = Work(
         pool=names.STEWARD_POOL,
         queue=run,
-        flows={names.ROLLOUT: rollout},
+        flows={names.ROLLOUT: rollout, **upkeep.FLOWS},
         limit=_STEWARD_LIMIT,
         order=lambda flow_run: flow_run.expected_start_time,
         prepare=prepare,

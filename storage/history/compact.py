@@ -40,7 +40,7 @@ log = structlog.get_logger("weighbridge.compact")
 
 RECORDS_BEHIND = 64
 """Records are compacted once the head is so far beyond them: by then those who were at work have written theirs."""
-_MOST_ROWS: dict[Kind, int] = {"versions": 1 << 16, "parts": 1 << 21, "records": 1 << 20}
+_MOST_ROWS: dict[Kind, int] = {"versions": 1 << 16, "parts": 1 << 18, "records": 1 << 20}
 """Segments grow to so many rows, which a reader can hold."""
 
 

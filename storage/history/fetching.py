@@ -1,5 +1,6 @@
-"""Many small objects read ahead, in threads, and handed over in order. Must not know what they are."""
+"""Many small objects read in order, and ahead in threads where a store is slow. Must not know what they are."""
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,17 +10,26 @@ from weighbridge.errors import StoreError
 from weighbridge.storage.stores.contract import Store
 
 _THREADS = 8
-_AT_ONCE = 4  # keys a thread takes: on a local disk handing one over costs more than reading it
+_AT_ONCE = 2  # keys a thread takes
 _AHEAD = 4  # batches a thread that may wait to be taken
+_LOOK_AT = 31
+_SLOW_SECONDS = 0.002
 
 
 def fetch_all(store: Store, keys: Iterable[str]) -> Iterator[tuple[str, bytes | StoreError]]:
     """Each key with its object's bytes, or with what the store said instead, in the order of `keys`."""
     left = iter(keys)
-    first = list(islice(left, 1))
-    if not first:
+    # Beside a caller who computes, threads that read from a local disk cost more than they win.
+    waited = deque([0.0] * _LOOK_AT, maxlen=_LOOK_AT)
+    for key in left:
+        started = time.perf_counter()
+        answer = _get(store, key)
+        waited.append(time.perf_counter() - started)
+        yield key, answer
+        if sorted(waited)[_LOOK_AT // 2] > _SLOW_SECONDS:  # one that the machine kept waiting says nothing
+            break
+    else:
         return
-    yield first[0], _get(store, first[0])  # one alone needs no threads
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="history") as pool:
         under_way: deque[Future[list[tuple[str, bytes | StoreError]]]] = deque()
         try:

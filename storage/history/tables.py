@@ -139,6 +139,7 @@ class PartIndex:
         self._codes = {key: code for code, key in enumerate(self.keys)}
         self.parts_of = Counter(key.tensor for key in self.keys)
         self._codecs: list[str] = []
+        self._last_codecs: tuple[Any, npt.NDArray[np.int8]] | None = None
         self._last: tuple[Any, npt.NDArray[np.int32]] | None = None
 
     def change(self, opened: OpenManifest) -> Change:
@@ -183,11 +184,14 @@ class PartIndex:
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _codec_numbers(self, column: Any) -> npt.NDArray[np.int8]:
+        if self._last_codecs is not None and column.equals(self._last_codecs[0]):
+            return self._last_codecs[1]
         encoded = column.dictionary_encode()
         names = encoded.dictionary.to_pylist()
         self._codecs += [name for name in names if name not in self._codecs]
         known = np.array([self._codecs.index(name) for name in names], np.int8)
         found: npt.NDArray[np.int8] = known[encoded.indices.to_numpy()]
+        self._last_codecs = column, found
         return found
 
     def _numbers(self, what: Any) -> npt.NDArray[np.int32]:
@@ -224,7 +228,7 @@ def version_row(m: Manifest, rows: Any) -> dict[str, Any]:
         "parent_digest": m.parent_digest,
         "state_digest": m.state_digest,
         "signed": m.signature != NO_SIGNATURE,
-        "tensors": rows.column("tensor").unique().__len__(),
+        "tensors": _tensors(rows),
         "parts": rows.num_rows,
         "changed": int(rows.column("changed").to_numpy().sum(dtype=np.int64)),
         "wire_bytes": 0 if m.kind == "base" else m.wire_bytes,
@@ -234,6 +238,11 @@ def version_row(m: Manifest, rows: Any) -> dict[str, Any]:
         "model_tensors": m.tensors,
         "labels": json.dumps(dict(m.labels), sort_keys=True, ensure_ascii=False, allow_nan=False),
     }
+
+
+def _tensors(rows: Any) -> int:
+    offsets = rows.column("offset").to_numpy()
+    return len(rows.column("tensor").unique()) if offsets.any() else rows.num_rows
 
 
 def records_table(records: Iterable[HostRecord]) -> Any:
@@ -307,11 +316,11 @@ def _digests(column: Any, size: int) -> Digests:
     if count == 0:
         return np.empty((0, size), np.uint8)
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + count + 1]
-    if ends[0] == ends[-1]:
-        return np.empty((count, 0), np.uint8)
-    if (np.diff(ends) != size).any():
-        raise ValueError("digests of another length")
     start = int(ends[0])
+    if start == ends[-1]:
+        return np.empty((count, 0), np.uint8)
+    if not np.array_equal(ends, np.arange(start, start + (count + 1) * size, size)):
+        raise ValueError("digests of another length")
     return np.frombuffer(column.buffers()[2], np.uint8)[start : start + count * size].reshape(count, size)
 
 

@@ -27,6 +27,11 @@ app.command(
     help="Run on an inference host: follow the store, as Prefect and the store's head say.",
 )
 app.command(
+    "weighbridge.cli.up:up",
+    name="up",
+    help="Run a training run's steward: rollouts started from the UI, and upkeep on its schedules.",
+)
+app.command(
     "weighbridge.cli.replica:pull",
     name="pull",
     help="Bring a replica to a version from the store alone, without an orchestrator.",

@@ -1,0 +1,45 @@
+"""The upkeep of a training run, on schedules: which flows, and how often. Its steward makes their deployments and
+executes them. Must not know what they do; a flow of upkeep names only the run, and may run beside anything."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient
+
+from weighbridge.flows import names
+from weighbridge.flows.audit import audit
+from weighbridge.flows.compact import compact
+from weighbridge.flows.deployments import ensure_deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """One flow of upkeep, and how often it runs unless somebody changed its schedule in the UI."""
+
+    flow: Flow[..., Any]
+    every: timedelta
+
+
+UPKEEP: Sequence[Upkeep] = (
+    Upkeep(compact, timedelta(hours=1)),
+    Upkeep(audit, timedelta(days=1)),
+)
+FLOWS: Mapping[str, Flow[..., Any]] = {upkeep.flow.name: upkeep.flow for upkeep in UPKEEP}
+"""What a steward must be able to execute, by name."""
+
+
+def ensure_upkeep(client: SyncPrefectClient, run: str) -> None:
+    """Makes sure that a training run's upkeep is deployed; schedules that stand are left as they are."""
+    for upkeep in UPKEEP:
+        ensure_deployment(
+            client,
+            upkeep.flow,
+            deployment=names.upkeep_deployment(upkeep.flow.name, run),
+            pool=names.STEWARD_POOL,
+            queue=run,
+            parameters={"run": run},
+            every=upkeep.every,
+        )

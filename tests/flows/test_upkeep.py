@@ -1,0 +1,83 @@
+"""Upkeep as Prefect runs it: deployed on schedules by the run's steward, and executed there."""
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from tests.faults.faulty_store import flipped
+from tests.flows.conftest import until
+from tests.storage.long_runs import LongRun
+
+from weighbridge.flows import names
+from weighbridge.flows.audit import audit
+from weighbridge.flows.compact import compact
+from weighbridge.flows.context import using_store
+from weighbridge.flows.deployments import forget_deployments
+from weighbridge.flows.dispatch import follow
+from weighbridge.flows.upkeep import UPKEEP, ensure_upkeep
+from weighbridge.flows.worker import WorkerOptions, serve_steward
+from weighbridge.storage.history import segments
+from weighbridge.storage.history.segments import list_segments
+from weighbridge.storage.manifest import manifest_key
+from weighbridge.storage.stores import open_store
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LongRun:
+    monkeypatch.setattr(segments, "BLOCK", 4)
+    return LongRun(open_store(str(tmp_path / "root")), tensors=3, hosts=("a",), shards=True).grow(8)
+
+
+def test_a_runs_steward_deploys_its_upkeep_on_schedules_and_executes_it(
+    client: SyncPrefectClient, run: LongRun, home: Path
+) -> None:
+    stop = threading.Event()
+    steward = threading.Thread(
+        target=serve_steward, args=(run.run_id, run.store), kwargs={"options": WorkerOptions(home=home), "stop": stop}
+    )
+    steward.start()
+    try:
+        asked = {}
+        for upkeep in UPKEEP:
+            name = names.upkeep_deployment(upkeep.flow.name, run.run_id)
+            until(lambda name=name: name in deployed(client, run), what=name, seconds=60)
+            deployment = client.read_deployment_by_name(name)
+            assert [one.schedule.interval for one in deployment.schedules] == [upkeep.every]
+            asked[name] = client.create_flow_run_from_deployment(deployment.id).id
+        ended = follow(client, asked, deadline_seconds=90)
+    finally:
+        stop.set()
+        steward.join(60)
+    assert {name: flow_run.state_name for name, flow_run in ended.items()} == dict.fromkeys(asked, "Completed")
+    assert list_segments(run.store, "parts")
+
+
+def deployed(client: SyncPrefectClient, run: LongRun) -> list[str]:
+    flows = {flow.id: flow.name for flow in client.read_flows()}
+    return [f"{flows[d.flow_id]}/{d.name}" for d in client.read_deployments() if d.name == run.run_id]
+
+
+def test_a_schedule_that_somebody_changed_stays_as_it_is(client: SyncPrefectClient, run: LongRun) -> None:
+    ensure_upkeep(client, run.run_id)
+    name = names.upkeep_deployment(names.COMPACT, run.run_id)
+    before = client.read_deployment_by_name(name)
+    (own,) = before.schedules
+    client.update_deployment_schedule(before.id, own.id, active=False)
+    forget_deployments()
+    ensure_upkeep(client, run.run_id)
+    (left,) = client.read_deployment_by_name(name).schedules
+    assert (left.active, left.schedule.interval) == (False, timedelta(hours=1))
+
+
+def test_an_audit_that_finds_something_is_red_and_names_it(client: SyncPrefectClient, run: LongRun) -> None:
+    run.store.put(manifest_key(5), flipped(run.store.get(manifest_key(5))))
+    with using_store(run.run_id, run.store):
+        state = audit(run.run_id, return_state=True)
+        assert state.is_failed()
+        assert state.message is not None and manifest_key(5) in state.message
+        state = compact(run.run_id, return_state=True)
+        assert state.is_failed()
+        assert state.message is not None and manifest_key(5) in state.message
+    assert [s.span for s in list_segments(run.store, "parts")] == [(0, 3)]
