@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt build hypothesis mypy pytest pytest-timeout pytest-xdist ruff
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist ruff
 	@touch $@
 
 demo: $(READY)  ## the main job on this machine: a small model trains, three hosts follow it, every byte is proven

@@ -174,7 +174,7 @@ def test_importing_all_of_storage_in_a_fresh_process_loads_neither_prefect_nor_t
 
 
 def test_the_front_door_shows_exactly_its_public_names() -> None:
-    public = ["HostOutcome", "PendingPush", "PushResult", "WeightSync", "__version__", "errors"]
+    public = ["HostOutcome", "PendingPush", "PushResult", "WeightSync", "__version__", "errors", "open_run"]
     assert sorted(weighbridge.__all__) == public
     assert dir(weighbridge) == public
 

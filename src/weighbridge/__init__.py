@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weighbridge import errors as errors
+    from weighbridge.run import open_run as open_run
     from weighbridge.values import HostOutcome as HostOutcome
     from weighbridge.values import PushResult as PushResult
     from weighbridge.weight_sync import PendingPush as PendingPush
     from weighbridge.weight_sync import WeightSync as WeightSync
 
 __version__ = "0.1.0"
-__all__ = ["HostOutcome", "PendingPush", "PushResult", "WeightSync", "__version__", "errors"]
+__all__ = ["HostOutcome", "PendingPush", "PushResult", "WeightSync", "__version__", "errors", "open_run"]
 
 _HOMES = {
     "HostOutcome": "weighbridge.values",
     "PendingPush": "weighbridge.weight_sync",
     "PushResult": "weighbridge.values",
     "WeightSync": "weighbridge.weight_sync",
+    "open_run": "weighbridge.run",
 }
 
 

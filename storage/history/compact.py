@@ -64,11 +64,11 @@ def compact(store: Store, *, mend: bool = False, clock: Clock | None = None) -> 
     work = _Compactor(store, clock or SystemClock())
     if mend:
         work.mend()
-    work.sweep()
     work.chain()
     work.records()
     for kind in ("parts", "versions", "records"):
         work.merge(kind)
+    work.sweep()
     log.info("compacted", head=work.done.head, written=len(work.done.written), removed=len(work.done.removed))
     return work.done
 
@@ -89,7 +89,8 @@ class _Compactor:
                     self._remove(segment)
 
     def sweep(self) -> None:
-        """Removes what nobody takes: it was so when this began, so readers have had until now to let go of it."""
+        """Removes what nobody takes, so that nothing is told twice to whoever just reads all there is. A reader that
+        counted on it looks again."""
         for kind in _MOST_ROWS:
             for segment in superseded(list_segments(self._store, kind)):
                 self._remove(segment)
@@ -125,31 +126,42 @@ class _Compactor:
 
     def _add_late(self, segment: Segment, keys: Sequence[str]) -> None:
         """Records that cannot be read are looked at again each time, until somebody restores them."""
-        file = open_segment(self._store, segment)
-        if file.metadata.num_rows == len(keys):
+        try:
+            file = open_segment(self._store, segment)
+            if file.metadata.num_rows == len(keys):
+                return
+            held = table_records(file.read())
+        except ObjectMissing:  # another compactor was faster
             return
-        held = table_records(file.read())
+        except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+            self._history.note(CorruptData(f"{segment.key} cannot be read: {error}. `weighbridge compact --mend` it."))
+            return
         late = list(self._history.read_records(sorted(set(keys) - {record_key(record) for record in held})))
         if late:
             table = records_table([*held, *late])
             self._write("records", *segment.span, table, edition=segment.edition + 1)
 
     def merge(self, kind: Kind) -> None:
-        """Puts short segments together, as long as that makes longer ones."""
+        """Puts short segments together, as long as that makes longer ones that a reader can hold."""
         seen: set[tuple[int, int]] = set()
-        while True:
-            current = list_segments(self._store, kind)
-            due = [(span, parts) for span, parts in due_merges(current) if span not in seen]
-            if not due:
-                return
+        while due := [(s, p) for s, p in due_merges(list_segments(self._store, kind)) if s not in seen]:
             for span, parts in due:
                 seen.add(span)
-                tables = [pq.read_table(pa.BufferReader(data)) for data in self._whole(parts)]
-                if len(tables) < len(parts) or sum(t.num_rows for t in tables) > _MOST_ROWS[kind]:
-                    continue
-                plain = [table.replace_schema_metadata(None) for table in tables]
-                sort = {"parts": sorted_parts, "records": sorted_records, "versions": pa.concat_tables}[kind]
-                self._write(kind, *span, sort(plain))
+                if sum(self._rows(part) for part in parts) <= _MOST_ROWS[kind]:
+                    self._merge(kind, span, parts)
+
+    def _merge(self, kind: Kind, span: tuple[int, int], parts: Sequence[Segment]) -> None:
+        tables = [pq.read_table(pa.BufferReader(data)).replace_schema_metadata(None) for data in self._whole(parts)]
+        if len(tables) == len(parts):
+            sort = {"parts": sorted_parts, "records": sorted_records, "versions": pa.concat_tables}[kind]
+            self._write(kind, *span, sort(tables))
+
+    def _rows(self, segment: Segment) -> int:
+        """How many rows a segment has; none for one that is not there or not to be read, which `_whole` tells."""
+        try:
+            return int(open_segment(self._store, segment).metadata.num_rows)
+        except (ObjectMissing, pa.ArrowException, ValueError):
+            return 0
 
     def _whole(self, segments: Iterable[Segment]) -> Iterator[bytes]:
         for segment in segments:

@@ -111,14 +111,15 @@ class History:
 
         return self._tables("parts", first, last, from_segment, from_manifests)
 
-    def records(self, *, version: int | None = None) -> Any:
-        """A table of `tables.RECORDS` with the hosts' records, of all versions or of one.
+    def records(self, *, version: int | None = None, since: int = 0) -> Any:
+        """A table of `tables.RECORDS` with the hosts' records: of all versions, of one, or of those who knew of
+        version `since` or a newer one.
 
         A record that came so late that its segment was there already shows with the next compaction.
         """
         segments = self.segments("records")
         upto = covered_upto(segments)
-        at_least = 0 if version is None else version
+        at_least = since if version is None else version
 
         def from_segment(segment: Segment, first: int, last: int) -> Any:
             file = open_segment(self.store, segment)

@@ -217,7 +217,7 @@ def test_an_audit_beside_a_trainer_a_host_and_a_compactor_finds_nothing(run: Lon
         def get(self, key: str) -> bytes:
             if key == manifest_key(0) and run.head == 6:
                 run.grow(2)
-                compact(run.store), compact(run.store)
+                compact(run.store)
             return super().get(key)
 
         def folders_after(self, prefix: str, name: str):  # type: ignore[no-untyped-def]

@@ -68,6 +68,11 @@ app.command("weighbridge.cli.history:diff", name="diff", help="What changed betw
 app.command("weighbridge.cli.history:blame", name="blame", help="The versions that changed a tensor, newest first.")
 app.command("weighbridge.cli.history:hosts", name="hosts", help="Who served what, when, and how long the pause was.")
 app.command(
+    "weighbridge.cli.stats:stats",
+    name="stats",
+    help="Density, ratio and times over versions, as a table and as a chart.",
+)
+app.command(
     "weighbridge.cli.audit:audit",
     name="audit",
     help="Read everything in a store, and prove it: the chain, shards, records, segments.",

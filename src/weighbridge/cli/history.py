@@ -26,7 +26,7 @@ def log(*, store: Store = None, limit: Limit = None, json: Json = False, arrow: 
     """The versions of a run, newest first."""
     history = open_history(store)
     lines = questions.log(history, limit=limit)
-    if not _given_away(VersionLine, lines, json=json, arrow=arrow):
+    if not given_away(VersionLine, lines, json=json, arrow=arrow):
         print_table(
             ("version", "kind", "created", "changed", "density", "wire", "of model", "labels", "digest"),
             (
@@ -91,7 +91,7 @@ def diff(older: int, newer: int, *, store: Store = None, json: Json = False, arr
     """
     history = open_history(store)
     changes = questions.diff(history, older, newer)
-    if not _given_away(TensorChange, changes, json=json, arrow=arrow):
+    if not given_away(TensorChange, changes, json=json, arrow=arrow):
         _print_changes(changes)
     print_faults(history.faults)
 
@@ -106,7 +106,7 @@ def blame(tensor: str, *, store: Store = None, limit: Limit = None, json: Json =
     """
     history = open_history(store)
     found = questions.blame(history, tensor)[:limit]
-    if not _given_away(Blame, found, json=json, arrow=arrow):
+    if not given_away(Blame, found, json=json, arrow=arrow):
         print_table(
             ("version", "created", "changed", "bytes", "codec", "labels", "digest"),
             (
@@ -128,7 +128,7 @@ def hosts(
     """Who served what, when, and how long the pause was: every attempt of every host, newest first."""
     history = open_history(store)
     found = questions.hosts(history, host=host, limit=limit)
-    if not _given_away(HostRecord, found, json=json, arrow=arrow):
+    if not given_away(HostRecord, found, json=json, arrow=arrow):
         _print_records(found)
     print_faults(history.faults)
 
@@ -154,7 +154,7 @@ def status(*, store: Store = None, json: Json = False, arrow: Arrow = None) -> N
     print_faults(history.faults)
 
 
-def _given_away(kind: type, values: Iterable[object], *, json: bool, arrow: Path | None) -> bool:
+def given_away(kind: type, values: Iterable[object], *, json: bool, arrow: Path | None) -> bool:
     """Writes values to a file, or prints them as JSON, an object a line, if either was asked for."""
     if not json and arrow is None:
         return False
