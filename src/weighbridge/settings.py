@@ -83,6 +83,7 @@ class Settings(BaseSettings):
     keep: int | None = Field(default=None, ge=1)
     grace: float = Field(default=86_400.0, ge=0)
     allowed_staleness: int | None = Field(default=None, ge=0)
+    alarm_unchanged: int = Field(default=3, ge=1)  # versions in a row without one changed byte
     # a host's own
     name: str | None = None
     replica: Path | None = None

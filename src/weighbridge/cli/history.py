@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from weighbridge.cli.options import Arrow, Json, Limit, Store, settings_of, store_of
 from weighbridge.cli.report import print_faults, print_json, print_line, print_table, share, size, write_arrow
 from weighbridge.storage.history import questions
+from weighbridge.storage.history.alarms import alarms
 from weighbridge.storage.history.questions import Blame, HostLine, TensorChange, VersionLine
 from weighbridge.storage.history.reader import History
 from weighbridge.values import HostRecord, Label
@@ -134,19 +135,23 @@ def hosts(
 
 
 def status(*, store: Store = None, json: Json = False, arrow: Arrow = None) -> None:
-    """The hosts: which version each serves, how far behind it is, how its last sync went."""
+    """The hosts: which version each serves, how far behind it is, how its last sync went; and the alarms."""
+    settings = settings_of(("store",), store=store)
     history = open_history(store)
     lines = questions.status(history)
     run, head = history.lineage.run.run_id, history.head
     outcome = questions.outcome(history, head)
+    raised = alarms(history, lines, unchanged=settings.alarm_unchanged, allowed_staleness=settings.allowed_staleness)
     if arrow is not None:
         write_arrow(arrow, HostLine, lines)
     if json:
-        print_json(
-            {"run": run, "head": head, "outcome": outcome, "hosts": lines, "unreadable": list(map(str, history.faults))}
-        )
+        unreadable = list(map(str, history.faults))
+        answer = {"run": run, "head": head, "outcome": outcome, "hosts": lines}
+        print_json({**answer, "alarms": raised, "unreadable": unreadable})
     elif arrow is None:
         print_line(f"run {run}, head {head} ({outcome})")
+        for alarm in raised:
+            print_line(f"ALARM {alarm.kind}: {alarm.what}")
         print_table(
             ("host", "serves", "behind", "last", "outcome", "stage", "at", "error"),
             ((h.host, h.version, h.lag, h.last_version, h.outcome, h.stage, h.at, h.error) for h in lines),
