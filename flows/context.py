@@ -3,13 +3,18 @@ A flow's parameters carry neither credentials nor folders. Must not know Prefect
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
 from weighbridge.errors import ForeignRun, OrchestrationError
 from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.host_attempt import Host
 
+Known = TypeVar("Known")
+
 _hosts: dict[str, Host] = {}
 _stores: dict[str, Store] = {}
+_bases: dict[str, Path] = {}
 
 
 @contextmanager
@@ -26,17 +31,24 @@ def hosting(host: Host) -> Iterator[Host]:
 
 
 @contextmanager
-def using_store(run: str, store: Store) -> Iterator[Store]:
-    """Lets rollouts of this process find the store of a training run."""
-    before = _stores.get(run)
+def using_store(run: str, store: Store, *, base: Path | None = None) -> Iterator[Store]:
+    """Lets rollouts and upkeep of this process find the store of a training run, and its base's folder if given."""
+    before, base_before = _stores.get(run), _bases.get(run)
     _stores[run] = store
+    if base is not None:
+        _bases[run] = base
     try:
         yield store
     finally:
-        if before is None:
-            _stores.pop(run, None)
-        else:
-            _stores[run] = before
+        _put_back(_stores, run, before)
+        _put_back(_bases, run, base_before)
+
+
+def _put_back(known: dict[str, Known], run: str, before: Known | None) -> None:
+    if before is None:
+        known.pop(run, None)
+    else:
+        known[run] = before
 
 
 def host_here(name: str, run: str) -> Host:
@@ -64,3 +76,8 @@ def store_here(run: str) -> Store:
         raise OrchestrationError(
             f"this process has no store for run {run!r} (known: {known}). Nothing was changed."
         ) from None
+
+
+def base_here(run: str) -> Path | None:
+    """The folder of a training run's base, if this process was given one."""
+    return _bases.get(run)

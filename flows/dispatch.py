@@ -1,6 +1,7 @@
 """Dispatch: asks one host-sync run of each host and follows all of them by one call. Must not judge how a version went:
 that is for the hosts' records."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -97,13 +98,18 @@ def follow(
     *,
     deadline_seconds: float,
     enough: Callable[[Mapping[str, FlowRun]], bool] = lambda _: False,
+    look_seconds: float = math.inf,
 ) -> dict[str, FlowRun]:
-    """Waits until all runs have ended, `enough` says so, or the deadline passes; returns them as they are then."""
+    """Waits until all runs have ended, `enough` says so, or the deadline passes; returns them as they are then.
+
+    `enough` is asked whenever a run has ended, and every `look_seconds`.
+    """
     deadline = time.monotonic() + deadline_seconds
-    ended = 0
+    ended, looked = 0, time.monotonic()
     while True:
         left, before, ended = deadline - time.monotonic(), ended, _count_ended(client, runs.values())
-        if ended == len(runs) or left <= 0 or ended != before:
+        if ended == len(runs) or left <= 0 or ended != before or time.monotonic() - looked >= look_seconds:
+            looked = time.monotonic()
             found = {flow_run.id: flow_run for flow_run in _read(client, runs.values())}
             latest = {name: found[id_] for name, id_ in runs.items() if id_ in found}
             if ended == len(runs) or left <= 0 or enough(latest):

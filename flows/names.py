@@ -9,7 +9,10 @@ POOL_TYPE = "weighbridge-host"
 
 HOST_SYNC = "host-sync"
 ROLLOUT = "rollout"
+ANCHOR = "anchor"
 COMPACT = "compact"
+GC = "gc"
+SCRUB = "scrub"
 AUDIT = "audit"
 
 HOST_DEPLOYMENT = f"{HOST_SYNC}/host"
@@ -43,6 +46,11 @@ def rollout_deployment(run: str) -> str:
 def upkeep_deployment(flow: str, run: str) -> str:
     """The deployment of one flow of a training run's upkeep."""
     return f"{flow}/{run}"
+
+
+def scrub_deployment(host: str) -> str:
+    """The deployment of one host's scrub."""
+    return f"{SCRUB}/{host}"
 
 
 def host_key(run: str, version: int, host: str) -> str:

@@ -2,6 +2,7 @@
 of the hosts' records in the store; the state it ends in only shows that."""
 
 import math
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +29,11 @@ from weighbridge.values import HostOutcome, HostRecord
 
 log = structlog.get_logger("weighbridge.rollout")
 
+BEST_EFFORT_SECONDS = 10.0
+"""A live host takes a run up within half a second; one that has not by now is down, or busy with another version."""
+
+_LOOK_SECONDS = 1.0
+
 MISSED = "missed"
 PENDING = "pending"
 _MADE_IT = (SERVED, SUPERSEDED)
@@ -53,12 +59,20 @@ def rollout(
     """Rolls a version out: a host-sync run a host, then the hosts' records.
 
     `required` is the share of hosts that must make it (1 all, 0 best effort); a share below 1 is waited for only until
-    it is reached. Ends Completed, or Failed under the name PartialRollout.
+    it is reached, and with 0 a host that does not take its run up within BEST_EFFORT_SECONDS is not waited for. Ends
+    Completed, or Failed under the name PartialRollout.
     """
     if not hosts or len(set(hosts)) != len(hosts) or not 0 <= required <= 1:
         raise UsageError(f"a rollout needs hosts, each named once, and a share of them: {hosts}, {required}.")
     store = store_here(run)
     needed = math.ceil(required * len(hosts))
+    asked = time.monotonic()
+
+    def enough(now: Mapping[str, FlowRun]) -> bool:
+        if needed:
+            return needed < len(hosts) and sum(_is_completed(r) for r in now.values()) >= needed
+        return time.monotonic() - asked >= BEST_EFFORT_SECONDS and not any(_is_at_work(r) for r in now.values())
+
     with SyncClientContext.get_or_create() as context:
         _tag(context.client, run, version)
         runs = dispatch(context.client, run=run, version=version, hosts=hosts)
@@ -66,7 +80,8 @@ def rollout(
             context.client,
             runs,
             deadline_seconds=deadline_seconds,
-            enough=lambda now: 0 < needed < len(hosts) and sum(_is_completed(r) for r in now.values()) >= needed,
+            enough=enough,
+            look_seconds=math.inf if needed else _LOOK_SECONDS,
         )
     reached = 0 < needed < len(hosts) and sum(_is_completed(r) for r in ended.values()) >= needed
     if not reached:
@@ -142,6 +157,11 @@ def _state(outcome: str, table: Sequence[HostOutcome], *, version: int, needed: 
 
 def _name_it(fault: CorruptData) -> None:
     log.warning("a host's record cannot be read, and does not count", error=str(fault))
+
+
+def _is_at_work(flow_run: FlowRun) -> bool:
+    """Whether a host has taken a run up and not ended it: one that waits is a host's that is down, or busy."""
+    return flow_run.state is not None and (flow_run.state.is_running() or flow_run.state.is_pending())
 
 
 def _is_completed(flow_run: FlowRun) -> bool:

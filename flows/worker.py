@@ -59,10 +59,15 @@ def serve_host(host: Host, *, options: WorkerOptions | None = None, stop: thread
 
 
 def serve_steward(
-    run: str, store: Store, *, options: WorkerOptions | None = None, stop: threading.Event | None = None
+    run: str,
+    store: Store,
+    *,
+    base: Path | None = None,
+    options: WorkerOptions | None = None,
+    stop: threading.Event | None = None,
 ) -> None:
     """Executes the rollouts of one training run that somebody starts from the UI, and its upkeep, until stopped like a
-    host."""
+    host. `base` is the folder of the run's base, which the first anchor is made from."""
     chosen = options or WorkerOptions()
 
     def prepare(client: SyncPrefectClient) -> None:
@@ -81,7 +86,7 @@ def serve_steward(
         prepare=prepare,
         tell=lambda connected: log.info("steward ready", run=run, connected=connected),
     )
-    with using_store(run, store), _stopped_by_signals(stop or threading.Event()) as ended:
+    with using_store(run, store, base=base), _stopped_by_signals(stop or threading.Event()) as ended:
         asyncio.run(keep_working(work, home=chosen.home, poll_seconds=chosen.poll_seconds, stop=ended))
 
 
@@ -95,7 +100,7 @@ class _HostProcess:
         self._work = Work(
             pool=names.HOSTS_POOL,
             queue=host.name,
-            flows={names.HOST_SYNC: host_sync},
+            flows={names.HOST_SYNC: host_sync, names.SCRUB: upkeep.OF_HOST.flow},
             limit=1,  # one replica: one sync at a time
             order=_newest_first,
             prepare=self._prepare,
@@ -115,6 +120,7 @@ class _HostProcess:
 
     def _prepare(self, client: SyncPrefectClient) -> None:
         ensure_host_sync(client)
+        upkeep.ensure_host_upkeep(client, self._host.run_id, self._host.name)
         self._swept = sweep(client, pool=names.HOSTS_POOL, queue=self._host.name, running=self._work.running)
         heal(client, self._host.store, run=self._host.run_id)
 
@@ -140,7 +146,7 @@ class _HostProcess:
 
 def _newest_first(flow_run: FlowRun) -> int:
     """Waiting runs coalesce: the newest version does the work of all, and the older ones end as superseded."""
-    version = flow_run.parameters.get("version")
+    version = flow_run.parameters.get("version")  # a scrub has none, and comes last
     return -version if isinstance(version, int) else 0
 
 

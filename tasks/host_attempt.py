@@ -3,7 +3,7 @@ replica and the engine; must not know Prefect, which only decides when each step
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from weighbridge.errors import DigestMismatch, EngineError, WeighbridgeError
+from weighbridge.errors import DigestMismatch, EngineError, UsageError, WeighbridgeError
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import SERVED, SUPERSEDED, write_record
@@ -41,8 +41,17 @@ class HostReplica(Copies, Protocol):
         """The digest of the whole state that `current` holds."""
         ...
 
+    @property
+    def held(self) -> Mapping[str, int]:
+        """The version that each copy holds: one or two."""
+        ...
+
     def plan_and_fetch(self, target: int | None = None, *, on_progress: Callable[[int, int], None]) -> Any:
         """Finds the shortest way to `target` and brings what it needs onto the local disk, proven by digest."""
+        ...
+
+    def scrub(self) -> Any:
+        """Digests every byte, and mends what rotted."""
         ...
 
     def apply(self, fetched: Any) -> Any:
@@ -74,6 +83,13 @@ class Host:
     lineage: Lineage = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raises UsageError for an engine that keeps its files mapped on a replica with one copy: that copy is patched
+        in place, under the engine's feet."""
+        if self.engine.maps_files and len(self.replica.held) < 2:
+            raise UsageError(
+                f"engine {self.engine.name!r} keeps the files that it loaded mapped, and the replica keeps one copy, "
+                "which is patched in place. Nothing was started; keep two copies (copies = 2)."
+            )
         self.lineage = Lineage(self.store)
 
     def engine_is_at(self, version: int) -> bool:

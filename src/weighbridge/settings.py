@@ -99,6 +99,7 @@ class Settings(BaseSettings):
     engine_api_key_file: Path | None = None
     engine_admin_key: SecretStr | None = None
     engine_admin_key_file: Path | None = None
+    engine_maps_files: bool = False
     engine_deadline: float = Field(default=300.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
     follow_seconds: float = Field(default=10.0, gt=0)
@@ -138,6 +139,7 @@ class Settings(BaseSettings):
             admin_key=_key(self.engine_admin_key, self.engine_admin_key_file),
             remote=self.engine_remote,
             prompt=self.engine_prompt,
+            maps_files=self.engine_maps_files,
         )
 
     @property

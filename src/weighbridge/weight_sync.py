@@ -3,12 +3,11 @@ thread; everything else runs in a thread of its own, so that the trainer's event
 """
 
 import math
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -29,6 +28,7 @@ from weighbridge.storage.manifest import check_labels
 from weighbridge.storage.publication import Publication
 from weighbridge.storage.publisher import Publisher, open_publisher
 from weighbridge.storage.records import SERVED, SUPERSEDED
+from weighbridge.storage.spools import spool_folder
 from weighbridge.storage.stores import open_store
 from weighbridge.tasks.gather import Source, gather
 from weighbridge.values import HostOutcome, Label, PushResult
@@ -83,7 +83,7 @@ class WeightSync:
         self._options = SyncOptions(self._settings.hosts, self._settings.required, self._settings.sync_deadline)
         self._lanes = Lanes(self._settings.home)
         self._publisher: Publisher | None = None
-        self._spool: Path | None = None
+        self._spools = ExitStack()
         self._last: PendingPush | None = None
         self._under_way: Publication | None = None
 
@@ -167,26 +167,25 @@ class WeightSync:
             wait_for((self._last._outcome,))
             unheard = None if self._last._asked else self._last._outcome.exception()
         self._lanes.close()
-        if self._spool is not None:
-            shutil.rmtree(self._spool, ignore_errors=True)
-        self._publisher = self._spool = self._last = None
+        self._spools.close()
+        self._publisher = self._last = None
         return unheard
 
     def _open(self) -> Publisher:
         if self._publisher is None:
             settings = self._settings
             assert settings.store is not None and settings.base is not None
-            if settings.spool is not None:
-                settings.spool.mkdir(parents=True, exist_ok=True)
-            self._spool = Path(tempfile.mkdtemp(prefix="weighbridge-spool-", dir=settings.spool))
+            disk = LocalDisk("process")
+            self._spools.close()
+            spool = self._spools.enter_context(spool_folder(settings.spool, disk=disk))
             self._publisher = open_publisher(
                 open_store(settings.store, profile=settings.profile),
                 open_checkpoint(settings.base),
                 run_id=settings.run,
                 digest_kind=settings.digest,
                 aliases=settings.aliases,
-                spool=self._spool,
-                disk=LocalDisk("process"),
+                spool=spool,
+                disk=disk,
                 clock=SystemClock(),
                 threads=settings.encode_threads,
                 replica=settings.replica,

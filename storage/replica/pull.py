@@ -69,7 +69,7 @@ def bring_up(
     ) as replica:
         recovery = replica.recovery
         if scrub:
-            recovery = replica.scrub()
+            recovery = recovery.then(replica.scrub())
         opened = clock.monotonic()
         before = replica.version
         fetched = replica.plan_and_fetch(version, rollback=rollback, on_progress=on_progress)

@@ -40,6 +40,12 @@ class Recovery:
     digested: int
     notes: tuple[str, ...]
 
+    def then(self, later: "Recovery") -> "Recovery":
+        """This recovery and one after it, as one."""
+        how = max(self.how, later.how, key=_WEIGHT.index)
+        notes = (*self.notes, *later.notes)
+        return Recovery(how, self.repaired + later.repaired, self.digested + later.digested, notes)
+
 
 def recover(
     site: Site, *, thorough: bool = False, first: bool = False, toward: int | None = None

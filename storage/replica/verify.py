@@ -4,7 +4,7 @@ Must not mend: `Replica.scrub` does."""
 from dataclasses import dataclass
 from pathlib import Path
 
-from weighbridge.errors import DigestMismatch, WeighbridgeError
+from weighbridge.errors import DigestMismatch, VersionUnknown, WeighbridgeError
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.digests import digest_bytes
@@ -18,6 +18,7 @@ from weighbridge.storage.replica.lock import owned
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import read_state
 from weighbridge.storage.state import state_digest
+from weighbridge.values import ShardInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,22 @@ def _verify_copy(site: Site, identity: Identity, copy: str) -> FolderReport:
 def _spool_faults(site: Site) -> list[str]:
     faults = []
     for path in sorted(site.layout.spool.glob("*/*.safetensors")):
-        manifest = site.lineage.manifest(int(path.parent.name))
-        shard = next((shard for shard in manifest.shards if shard.name == path.name), None)
-        if shard is None or digest_bytes(site.kind, path.read_bytes()) != shard.digest:
+        shard = _published(site.lineage, path)
+        if shard is None:
+            faults.append(f"{path} is no shard that was published; nothing reads it, and it may be removed")
+        elif digest_bytes(site.kind, path.read_bytes()) != shard.digest:
             faults.append(f"{path} is not the shard that was published; the next fetch replaces it")
     return faults
+
+
+def _published(lineage: Lineage, path: Path) -> ShardInfo | None:
+    """What the store says of a file in the spool, or None when it says nothing."""
+    folder = path.parent.name
+    if not (folder.isascii() and folder.isdigit()):
+        return None
+    try:
+        manifest = lineage.manifest(int(folder))
+        shards = (*manifest.shards, *(lineage.anchor(int(folder)).shards if path.name.startswith("anchor-") else ()))
+    except VersionUnknown:
+        return None
+    return next((shard for shard in shards if shard.name == path.name), None)

@@ -21,7 +21,7 @@ def open_engine(spec: EngineSpec) -> Engine:
     if spec.kind == "command":
         if spec.command is None:
             raise UsageError("engine 'command' needs the command that reloads it. Nothing was started.")
-        return CommandEngine(spec.command)
+        return CommandEngine(spec.command, maps_files=spec.maps_files)
     if ":" in spec.kind:
         kind = _users_own(spec.kind)
         engine: Engine = kind(spec.url) if spec.url else kind()

@@ -17,3 +17,5 @@ class EngineSpec:
     admin_key: str | None = field(default=None, repr=False)
     remote: bool = False
     prompt: str = "The"
+    maps_files: bool = False
+    """Of a command's engine: whether it keeps the files that it loaded mapped."""

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.faults.faulty_store import Fault, FaultyStore
 from tests.replica.runs import SmallRun
 
-from weighbridge.errors import EngineError, StoreError
+from weighbridge.errors import EngineError, StoreError, UsageError
 from weighbridge.flows.follower import Follower
 from weighbridge.storage.records import read_records
 from weighbridge.storage.stores import open_store
@@ -51,6 +51,7 @@ class Replica:
     """Stands at version 4, in both copies."""
 
     state_digest, current = "", Path("/replica/current")
+    held: ClassVar[dict[str, int]] = {"a": 4, "b": 4}
 
     def __init__(self) -> None:
         self.version = 4
@@ -183,3 +184,17 @@ def test_the_follower_sees_to_it_that_what_is_served_is_in_the_history(tmp_path:
     assert [record.outcome for record in read_records(store)] == ["served"]
     assert engine.calls == ["reload 1", "resume"]
     assert not follower.look()
+
+
+def test_an_engine_that_keeps_its_files_mapped_is_refused_on_a_replica_with_one_copy(tmp_path: Path) -> None:
+    class Mapping(Engine):
+        maps_files = True
+
+    class OneCopy(Replica):
+        held: ClassVar[dict[str, int]] = {"a": 4}
+
+    store = open_store(str(tmp_path))
+    with pytest.raises(UsageError, match="copies = 2"):
+        Host("a", "run", store, OneCopy(), Mapping())
+    assert Host("a", "run", store, Replica(), Mapping()).name == "a"
+    assert Host("a", "run", store, OneCopy(), Engine()).name == "a"

@@ -1,6 +1,7 @@
 """Rollouts on the real server, to hosts with real replicas: what becomes of a version, and how it heals."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,21 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags, LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 from tests.flows.conftest import HostProcess, LocalHost, until
 from tests.flows.small_run import SmallRun
 
 from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
+from weighbridge.flows import rollout as rollouts
 from weighbridge.flows.connection import connected
 from weighbridge.flows.dispatch import dispatch, ensure_host_sync, follow
 from weighbridge.flows.retry import retry_failed
 from weighbridge.flows.rollout import ensure_rollout, hosts_outcome, mirrored, rollout
 from weighbridge.flows.server import ServerInfo
 from weighbridge.flows.worker import WorkerOptions, serve_steward
+from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import read_records
 from weighbridge.tasks.host_attempt import HostReplica
 
@@ -127,13 +131,23 @@ def test_a_host_that_is_down_is_missed_by_the_deadline_and_heals_the_version_whe
     until(lambda: state_name(client, rollout_id) == "Healed", what="the rollout's state follows the records")
 
 
-def test_the_policy_says_how_many_hosts_are_enough(client: SyncPrefectClient, run: SmallRun, local_host: Make) -> None:
+def test_the_policy_says_how_many_hosts_are_enough(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     up, down = local_host().start().wait_ready(), local_host()
     version = run.push().version
     share = roll_out(run, version, up.name, down.name, required=0.5, deadline_seconds=60)
     assert (share.is_completed(), share.name) == (True, "Enough")
-    best_effort = roll_out(run, version, down.name, required=0.0, deadline_seconds=0.1)
+    monkeypatch.setattr(rollouts, "BEST_EFFORT_SECONDS", 1.0)
+    version = run.push().version
+    begun = time.monotonic()
+    best_effort = roll_out(run, version, up.name, down.name, required=0.0, deadline_seconds=300)
+    assert time.monotonic() - begun < 60, "a host that is down is not waited for until the deadline"
     assert (best_effort.is_completed(), best_effort.name) == (True, "Enough")
+    assert {r.host: r.outcome for r in read_records(run.store, version=version)} == {
+        up.name: "served",
+        down.name: "missed",
+    }
 
 
 class Held:
@@ -374,3 +388,42 @@ def test_what_healed_while_prefect_was_away_is_marked_when_a_host_comes_back(
     assert state_name(client, id_) == "PartialRollout"
     where[0] = server.api_url
     until(lambda: state_name(client, id_) == "Healed", what="reconciled")
+
+
+def test_upkeep_is_deployed_on_schedules_and_carried_out_by_the_steward_and_by_the_host_beside_pushes(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make, home: Path
+) -> None:
+    host, stop = local_host().start().wait_ready(), threading.Event()
+    version = run.push().version
+    assert roll_out(run, version, host.name, deadline_seconds=60).name == "Completed"
+    steward = threading.Thread(
+        target=serve_steward,
+        args=(run.run_id, run.store),
+        kwargs={"base": run.base, "options": WorkerOptions(home=home), "stop": stop},
+    )
+    steward.start()
+    wanted = {
+        f"anchor/{run.run_id}": {"every_versions": 1},
+        f"gc/{run.run_id}": {"keep": 1, "grace_seconds": 0.0},
+        f"scrub/{host.name}": {},
+    }
+    try:
+        for name, parameters in wanted.items():
+            until(lambda n=name: _deployed(client, n), what=name)
+            deployment = client.read_deployment_by_name(name)
+            assert [schedule.active for schedule in deployment.schedules] == [True]
+            asked = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+            until(lambda a=asked: state_name(client, a.id) == "Completed", what=f"{name} carried out")
+    finally:
+        stop.set()
+        steward.join()
+    assert Lineage(run.store).anchors() == (version,)
+    assert Lineage(run.store).is_retired(version), "gc found a way by the anchor, and hosts without grace"
+    assert roll_out(run, run.push().version, host.name, deadline_seconds=60).name == "Completed"
+
+
+def _deployed(client: SyncPrefectClient, name: str) -> bool:
+    try:
+        return client.read_deployment_by_name(name) is not None
+    except ObjectNotFound:
+        return False

@@ -95,6 +95,35 @@ def test_scrub_finds_and_mends_what_rotted_quietly(run: SmallRun, replica: Path)
     verify_folder(replica, run.lineage).demand()
 
 
+def test_a_flipped_byte_is_made_again_before_a_pull_goes_on_and_the_pull_says_which_tensor(
+    run: SmallRun, folder: Path
+) -> None:
+    """One copy: so the store is the only source, and only the shards that hold the tensor are read."""
+    run.push("embed.weight")
+    run.push("layers.0.attn.weight")
+    run.push("mask")
+    bring_up(folder, store=run.store, base=run.base, copies=1)
+    rot(loaded(folder), "layers.0.attn.weight")
+    store = FaultyStore(run.store)
+    result = bring_up(folder, store=store, base=run.base, copies=1, scrub=True)
+    assert (result.repaired, result.recovery.how) == (1, "repaired")
+    assert [n for n in result.recovery.notes if "1 parts of 1 tensors were made again (layers.0.attn.weight)" in n]
+    read = {call[1] for call in store.calls if call[0] == "get_range"}
+    assert read == {f"versions/{2:012d}/{run.lineage.manifest(2).shards[0].name}"}
+    assert versions_in(run, folder / "current") == {3}
+
+
+def test_strangers_in_the_spool_are_named_and_hold_nobody_up(run: SmallRun, replica: Path) -> None:
+    for name in ("notes/a.safetensors", "000000000099/b.safetensors", "²/c.safetensors", "000000000001/d.safetensors"):
+        path = replica / "spool" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"what is this?")
+    faults = verify_folder(replica, run.lineage).all_faults
+    assert len(faults) == 4 and all("no shard that was published" in fault for fault in faults)
+    run.push()
+    assert bring_up(replica, store=run.store, base=run.base).version == 4
+
+
 def test_the_same_part_rotten_in_both_copies_is_made_again_from_the_base(run: SmallRun, replica: Path) -> None:
     rot(loaded(replica), "embed.weight")
     rot(spare(replica), "embed.weight")

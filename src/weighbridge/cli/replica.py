@@ -67,6 +67,8 @@ def pull(
         f"version {result.version} ({result.outcome}, from {result.from_version}), {size(result.fetched_bytes)} fetched"
         + (f", {result.repaired} parts repaired" if result.repaired else "")
     )
+    for note in result.recovery.notes:
+        print_line(f"  {note}")
     print_line(f"load {settings.replica / 'current'}")
 
 

@@ -1,0 +1,25 @@
+"""Gc: upkeep of a training run, carried out by its steward. Collects what nobody needs. Safe beside a running trainer,
+hosts, and itself; what fails is tried again by the next run."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from weighbridge.flows import names
+from weighbridge.flows.context import store_here
+from weighbridge.storage.clock import SystemClock
+from weighbridge.storage.gc import run_gc
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.retention import GRACE_SECONDS
+
+
+@flow(name=names.GC, flow_run_name="gc of {run}", persist_result=False)
+def gc(run: str, keep: int = 100, grace_seconds: float = GRACE_SECONDS) -> State[Any]:
+    """Collects all but the last `keep` versions, named ones, and those that hosts heard of in the last `grace_seconds`
+    may fetch."""
+    result = run_gc(Lineage(store_here(run)), keep=keep, clock=SystemClock(), grace_seconds=grace_seconds)
+    collected = len(result.plan.forms) - len(result.spared)
+    said = f"{collected} collected, {result.deleted_bytes:,} bytes freed, {result.leftovers} leftovers removed."
+    return Completed(message=f"{said} Not yet: {'; '.join(result.failures)}" if result.failures else said)
