@@ -222,8 +222,12 @@ def _write(m: Manifest) -> bytes:
 def _lies_in(data: bytes, batch: Any) -> bool:
     """Whether a batch's buffers are stretches of the file itself, as they are unless they had to be decompressed."""
     start = pa.py_buffer(data).address
-    spans = [(b.address, b.address + b.size) for c in batch.columns for b in c.buffers() if b is not None and b.size]
-    return not spans or (start <= min(spans)[0] and max(end for _, end in spans) <= start + len(data))
+    end = start + len(data)
+    for column in batch.columns:
+        for buffer in column.buffers():
+            if buffer is not None and buffer.size and not start <= buffer.address <= end - buffer.size:
+                return False
+    return True
 
 
 def _is_text(text: str) -> bool:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ Digests = npt.NDArray[np.uint8]
 
 _MOMENT = pa.timestamp("ns", tz="UTC")
 _ROW_GROUP: Mapping[str, int] = {"versions": 1 << 13, "parts": 1 << 15, "records": 1 << 14}
+_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False)
 _DIGESTS = frozenset({"digest", "part_digest"})
 
 VERSIONS = pa.schema(
@@ -236,7 +238,7 @@ def version_row(m: Manifest, rows: Any) -> dict[str, Any]:
         "model_elements": m.model_elements,
         "model_bytes": m.model_bytes,
         "model_tensors": m.tensors,
-        "labels": json.dumps(dict(m.labels), sort_keys=True, ensure_ascii=False, allow_nan=False),
+        "labels": _JSON.encode(dict(m.labels)),
     }
 
 
@@ -315,13 +317,20 @@ def _digests(column: Any, size: int) -> Digests:
     count = len(column)
     if count == 0:
         return np.empty((0, size), np.uint8)
-    ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + count + 1]
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32, count + 1, 4 * column.offset)
     start = int(ends[0])
     if start == ends[-1]:
         return np.empty((count, 0), np.uint8)
-    if not np.array_equal(ends, np.arange(start, start + (count + 1) * size, size)):
+    if not (ends == _even(start, count, size)).all():
         raise ValueError("digests of another length")
-    return np.frombuffer(column.buffers()[2], np.uint8)[start : start + count * size].reshape(count, size)
+    return np.frombuffer(data, np.uint8, count * size, start).reshape(count, size)
+
+
+@lru_cache(maxsize=16)
+def _even(start: int, count: int, size: int) -> Ints:
+    """Where digests of one size end, one after the other: as in nearly every manifest of a run."""
+    return np.arange(start, start + (count + 1) * size, size)
 
 
 def _binary(digests: Digests, *, present: npt.NDArray[np.bool_] | None = None) -> Any:
