@@ -1,5 +1,5 @@
 """A tiny random Qwen3 with untied embeddings and a byte-level tokenizer of its own, in bf16. Runs in an engine's
-environment. usage: make_model.py FOLDER [--seed N]"""
+environment. usage: make_model.py FOLDER [--seed N] [--hidden N] [--layers N]"""
 
 import argparse
 import string
@@ -22,13 +22,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args()
     _tokenizer().save_pretrained(options.folder)
     config = transformers.Qwen3Config(
         vocab_size=_VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
+        hidden_size=options.hidden,
+        intermediate_size=options.hidden * 2,
+        num_hidden_layers=options.layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
