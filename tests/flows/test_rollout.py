@@ -267,7 +267,7 @@ def test_a_worker_runs_only_the_flows_it_knows(client: SyncPrefectClient, run: S
     ended = follow(client, {"it": asked.id}, deadline_seconds=60)["it"]
     assert ended.state is not None
     assert ended.state.is_crashed()
-    assert "host-sync and nothing else" in str(ended.state.message)
+    assert "host-sync, scrub and nothing else" in str(ended.state.message)
     assert not ran.is_set()
     version = run.push().version
     assert roll_out(run, version, host.name).name == "Completed"  # and goes on working
