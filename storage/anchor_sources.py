@@ -14,7 +14,7 @@ from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, LocalDisk
-from weighbridge.storage.replica.fetch import OnProgress, Spool, fetch_way
+from weighbridge.storage.replica.fetch import OnProgress, Spool, fetch_way, fetchers
 from weighbridge.storage.replica.image import FolderImage
 from weighbridge.storage.replica.layout import Layout, read_identity
 from weighbridge.storage.replica.rebuild import Rebuild
@@ -90,7 +90,7 @@ def rebuilding(
 ) -> Iterator[Rebuild]:
     """The parts of a version, by the shortest way from the base or an anchor; its shards are fetched, and go again."""
     source = None if base is None else open_checkpoint(base)
-    fetched = Spool(spool / "shards", lineage, disk=disk, clock=clock, threads=max(threads, 4))
+    fetched = Spool(spool / "shards", lineage, disk=disk, clock=clock, threads=fetchers(threads))
     with ExitStack() as undo:
         disk.make_folder(spool / "shards", mode=PRIVATE_FOLDER)
         undo.callback(fetched.empty)

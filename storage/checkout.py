@@ -12,7 +12,7 @@ from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, LocalDisk
-from weighbridge.storage.replica.fetch import OnProgress, Spool, fetch_way, need_room
+from weighbridge.storage.replica.fetch import OnProgress, Spool, fetch_way, fetchers, need_room
 from weighbridge.storage.replica.rebuild import write_folder
 from weighbridge.storage.state import base_digests, state_digest
 
@@ -57,8 +57,7 @@ def checkout(
     source = None if base is None else open_checkpoint(base)
     disk.make_folder(folder.parent)
     building, shards = folder.with_name(f".{folder.name}.building"), folder.with_name(f".{folder.name}.shards")
-    fetchers = 1 if threads == 1 else max(threads, 4)
-    spool = Spool(shards, lineage, disk=disk, clock=clock, threads=fetchers)
+    spool = Spool(shards, lineage, disk=disk, clock=clock, threads=fetchers(threads))
     with ExitStack() as undo:
         for leftover in (building, shards):
             disk.remove_tree(leftover)

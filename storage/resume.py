@@ -18,7 +18,7 @@ from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import Disk
-from weighbridge.storage.replica.fetch import Spool
+from weighbridge.storage.replica.fetch import Spool, fetchers
 from weighbridge.storage.replica.image import FolderImage, MemoryImage
 from weighbridge.storage.replica.rebuild import Rebuild, specs_of
 from weighbridge.storage.ways import Way, find_way
@@ -92,7 +92,7 @@ def _from_folder(lineage: Lineage, version: int, checkpoint: Checkpoint, disk: D
 def _from_anchor(
     lineage: Lineage, anchor: Manifest, *, spool: Path, disk: Disk, clock: Clock, threads: int
 ) -> Snapshot:
-    shards = Spool(spool / "anchor", lineage, disk=disk, clock=clock, threads=max(threads, 4))
+    shards = Spool(spool / "anchor", lineage, disk=disk, clock=clock, threads=fetchers(threads))
     way = Way(anchor.version, anchor.version, anchor, (), anchor.wire_bytes)
     try:
         rebuild = Rebuild(lineage, way, source=None, start={}, path_of=shards.path_of, disk=disk)

@@ -35,6 +35,12 @@ OnProgress = Callable[[int, int], None]
 """Called with the bytes at hand so far and the bytes in all, from several threads but never from two at once."""
 
 
+def fetchers(threads: int) -> int:
+    """How many shards are fetched at once where `threads` work: more, since a fetch mostly waits; but with one thread
+    everything runs in the caller's own, as a simulator needs it."""
+    return 1 if threads == 1 else max(threads, 4)
+
+
 class Spool:
     """Shards under one folder, `<version>/<shard>`. Thread-safe. `downloaded_bytes` counts what really travelled."""
 

@@ -21,7 +21,7 @@ from weighbridge.storage.codecs import warm
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, Durability, LocalDisk
 from weighbridge.storage.replica.apply import apply_deltas, journal_bytes
-from weighbridge.storage.replica.fetch import OnProgress, Spool, around_gaps, need_room
+from weighbridge.storage.replica.fetch import OnProgress, Spool, around_gaps, fetchers, need_room
 from weighbridge.storage.replica.layout import COPIES, Identity, Layout, read_identity
 from weighbridge.storage.replica.lock import owned
 from weighbridge.storage.replica.plan import Plan, make_plan
@@ -290,8 +290,7 @@ def open_replica(
     disk.make_folder(layout.folder)
     with owned(layout.lock, disk=disk, clock=clock, seconds=lock_seconds):
         identity, first, note = _identify(layout, lineage, copies, foreign)
-        fetchers = 1 if threads == 1 else max(threads, 4)
-        spool = Spool(layout.spool, lineage, disk=disk, clock=clock, threads=fetchers)
+        spool = Spool(layout.spool, lineage, disk=disk, clock=clock, threads=fetchers(threads))
         if first or note:
             spool.empty()
             disk.write_atomic(layout.identity, identity.to_bytes())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 START_NS = 1_700_000_000_000_000_000
 STEP_SECONDS = 0.002
-MOST_STEPS = 400_000
+MOST_STEPS = 20_000
 
 
 class Stopped(BaseException):
@@ -26,7 +26,7 @@ class Actor:
 
     name: str
     thread: threading.Thread | None = None
-    gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    gate: threading.Lock = field(default_factory=threading.Lock)
     wakes: float = 0.0
     ended: bool = False
 
@@ -60,6 +60,7 @@ class Baton:
     def spawn(self, name: str, work: Callable[[], None], *, after: float = 0.0) -> None:
         """Adds an actor, which begins `after` seconds of virtual time from now."""
         actor = Actor(name, wakes=self.now + after)
+        actor.gate.acquire()
         actor.thread = threading.Thread(target=self._body, args=(actor, work), name=name, daemon=True)
         self._actors.append(actor)
         actor.thread.start()
@@ -78,7 +79,8 @@ class Baton:
         self._pass_on(None)
         self._over.wait()
         for actor in self._actors:
-            actor.gate.release()
+            if actor.gate.locked():
+                actor.gate.release()
         for actor in self._actors:
             assert actor.thread is not None
             actor.thread.join()
@@ -90,6 +92,8 @@ class Baton:
         actor = self.here()
         if actor is None:
             return  # the checks after the run
+        if self._over.is_set():
+            raise Stopped
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise Broken(f"still not at its end after {MOST_STEPS} steps")
@@ -139,6 +143,8 @@ class Baton:
                 self.failure = failure
             self.note(f"FAILED: {type(failure).__name__}: {failure}")
             self._over.set()
+            return
+        if self._over.is_set():
             return
         actor.ended = True
         following = self._choose()

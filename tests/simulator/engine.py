@@ -13,17 +13,22 @@ from weighbridge.errors import EngineError
 class Serving:
     """What one engine process holds. `floor` is the newest version that it ever answered requests with."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Truth, *, tells_pauses: bool) -> None:
         self.truth = truth
+        self.tells_pauses = tells_pauses
         self.loaded: set[int] | None = None
         self.said: int | None = None
         self.paused = False
         self.floor = -1
         self.served: list[int] = []
 
-    def restart(self) -> None:
-        """The engine's process starts anew and has loaded nothing yet."""
-        self.loaded, self.said, self.paused = None, None, False
+    def answers_with(self, version: int) -> bool:
+        """Whether it answers requests, with a version's bytes."""
+        return not self.paused and bool(self.loaded and self.loaded & self.truth.alike(version))
+
+    def restart(self, current: Path) -> None:
+        """The engine's process starts anew, loads `current` if that can be loaded, and answers requests."""
+        self.loaded, self.said, self.paused = self.truth.held_by(current), None, False
 
 
 class SimEngine:
@@ -34,6 +39,13 @@ class SimEngine:
 
     def __init__(self, serving: Serving, life: Life) -> None:
         self._serving, self._life = serving, life
+
+    def check(self, *, seconds: float) -> None:
+        self._life.step("check the engine")
+
+    def is_paused(self, *, seconds: float) -> bool | None:
+        self._life.step("ask whether it is paused")
+        return self._serving.paused if self._serving.tells_pauses else None
 
     def pause(self, *, seconds: float) -> None:
         self._call("pause", lambda: self._pause(True))

@@ -22,8 +22,8 @@ from weighbridge.tasks.host_attempt import Host, HostAttempt
 FOREIGN = "replica/notes.txt"
 """A file in the replica's folder that is not ours."""
 
-_SEES = ("pwrite", "rename", "point", "remove_tree", "unlink", "copy", "append", "write_atomic", "set_mtime")
-PATIENCE_SECONDS = 2_000.0
+_ENGINE_RESTARTS = 0.03
+PATIENCE_SECONDS = 700.0
 
 
 class SimHost:
@@ -31,12 +31,14 @@ class SimHost:
 
     def __init__(self, machine: Machine, *, baton: Baton, weather: Weather, rng: random.Random, truth: Truth) -> None:
         self.machine = machine
-        self.serving = Serving(truth)
+        self.serving = Serving(truth, tells_pauses=machine.copies == 2)
         self.settled = False
         self.trainers_ended = lambda: False
         self._baton, self._weather, self._rng, self._truth = baton, weather, rng, truth
         self._loadable = False  # whether `current` must lead to a version
         self._excused = False  # whether something that was done to the disk may show until the replica is opened
+        self._forgiven = False  # whether it may cost what was served before
+        self._current = machine.replica / "current"
         machine.watch = self._watch
 
     def work(self) -> None:
@@ -68,8 +70,11 @@ class SimHost:
             host = Host(self.machine.name, "run-1", store, replica, SimEngine(self.serving, life), 60.0, clock=clock)
             follower = Follower(host, is_connected=lambda: False, every_seconds=1, patience_seconds=5, at_once=True)
             while not self.settled:
+                if life.chance(_ENGINE_RESTARTS) and self._truth.held_by(self._current):
+                    self._baton.note("the engine restarts by itself")
+                    self.serving.restart(self._current)
                 self._look(host, follower)
-                clock.sleep(self._rng.uniform(0.5, 2))
+                clock.sleep(self._rng.uniform(0.5, 4))
 
     def _look(self, host: Host, follower: Follower) -> None:
         try:
@@ -80,8 +85,10 @@ class SimHost:
             self._baton.note(f"could not: {type(error).__name__}: {error}")
             self._check_patience()
             return
-        at_head = host.replica.version == self._truth.head and self.serving.said == self._truth.head
+        at_head = host.replica.version == self._truth.head and self.serving.answers_with(self._truth.head)
         self.settled = not moved and at_head and self._calm() and self.trainers_ended()
+        if not self.settled:
+            self._check_patience()
 
     def _late_order(self, host: Host) -> None:
         """A rollout of an older version arrives late: it is superseded, and nothing goes back."""
@@ -100,20 +107,16 @@ class SimHost:
     def _opened(self, replica: Replica) -> None:
         self._excused = False
         self._loadable = True
+        if self._forgiven:
+            self._forgiven, self.serving.floor = False, -1
         self._baton.note(f"opened at version {replica.version}, {replica.recovery.how}")
         self._watch("opened replica/current")
-        if not self.machine_kept_nothing() and replica.version < self.serving.floor:
+        if replica.version < self.serving.floor:
             raise Broken(f"{self.machine.name} opened version {replica.version} after serving {self.serving.floor}")
         notes = self.machine.root / FOREIGN
         if not notes.exists():
             notes.write_text("not yours")
             self.machine.medium.settle()
-
-    def machine_kept_nothing(self) -> bool:
-        """Whether the replica lost more than a crash may take, so that it may begin anew."""
-        return self._forgiven
-
-    _forgiven = False
 
     def _fall(self) -> None:
         """After the process' death: sometimes the whole machine's, and sometimes something rots meanwhile."""
@@ -125,8 +128,10 @@ class SimHost:
             if self.machine.durability == "process":
                 self._excused = self._forgiven = True
             self.machine.lose_power(self._rng, keep=weather.keep)
-            self.serving.restart()
             self._watch("after a power cut replica/current")
+            self.serving.restart(self._current)
+        elif self._rng.random() < 0.5:
+            self.serving.restart(self._current)
         if self._rng.random() < weather.rot and self.machine.replica.is_dir():
             what, grave = damage(self.machine.replica, self._rng)
             self._baton.note(f"rots: {what}")
@@ -134,15 +139,23 @@ class SimHost:
             self._forgiven = self._forgiven or grave
             self.machine.medium.settle()
 
+    def _concerns_current(self, what: str) -> bool:
+        """Whether something may have changed in the folder that `current` leads to, or in where it leads."""
+        if "replica/current" in what:
+            return True
+        try:
+            return str(self._current.readlink()) in what
+        except OSError:
+            return False
+
     def _watch(self, what: str) -> None:
-        verb, _, path = what.partition(" ")
-        if "replica/c" not in path and verb in _SEES:
+        if not self._concerns_current(what):
             return
-        found = self._truth.held_by(self.machine.replica / "current")
+        found = self._truth.held_by(self._current)
         if self._excused or (found is None and (self.machine.copies == 1 or not self._loadable)):
             return
         if not found:
-            holds = "nothing" if found is None else self._truth.describe(self.machine.replica / "current")
+            holds = "nothing" if found is None else self._truth.describe(self._current)
             raise Broken(f"{self.machine.name}: `current` leads to {holds} ({what})")
         if max(found) < self.serving.floor and not self._forgiven:
             raise Broken(f"{self.machine.name}: `current` went back from {self.serving.floor} to {found} ({what})")

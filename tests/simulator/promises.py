@@ -4,12 +4,13 @@ host at the head, every record true, nothing of anybody else gone, nothing of ou
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.replica.runs import spec, tensors_of
+from tests.replica.runs import tensors_of
 from tests.simulator.baton import Broken
 from tests.simulator.host import SimHost, notes_of
 from tests.simulator.store import SimStore
-from tests.simulator.truth import FOREIGN, SHAPES, Truth, shards_of
+from tests.simulator.truth import FOREIGN, Truth
 
+from weighbridge.storage.anchor_sources import rebuilding
 from weighbridge.storage.checkout import checkout
 from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.leftovers import collect, find_leftovers
@@ -17,9 +18,6 @@ from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import LocalDisk
 from weighbridge.storage.records import SERVED, read_records
 from weighbridge.storage.replica import verify_folder
-from weighbridge.storage.replica.fetch import Spool
-from weighbridge.storage.replica.image import MemoryImage
-from weighbridge.storage.replica.patching import Deltas, prove
 
 
 def check_all(truth: Truth, hosts: Sequence[SimHost], place: Path) -> None:
@@ -57,13 +55,12 @@ def _check_host(truth: Truth, host: SimHost, lineage: Lineage) -> None:
     # A shard that rotted in the spool is no fault until it is needed.
     faults = [f for f in verify_folder(machine.replica, lineage, threads=1).all_faults if "/spool/" not in f]
     _demand(not faults, f"{machine.name}: {faults}")
-    loaded = host.serving.loaded
-    _demand(loaded is None or bool(loaded & truth.alike(truth.head)), f"{machine.name}'s engine holds {loaded}")
+    _demand(host.serving.answers_with(truth.head), f"{machine.name}'s engine holds {host.serving.loaded}")
     _demand(notes_of(machine).exists(), f"a file that was not ours is gone from {machine.name}")
     temporary = [
         str(path.relative_to(machine.root))
         for path in sorted(machine.root.rglob("*"))
-        if path.name.startswith(".") or path.suffix in (".tmp", ".part", ".unfinished") or path.name == "journal"
+        if path.name.startswith(".") or path.suffix in (".tmp", ".unfinished") or path.name == "journal"
     ]
     _demand(not temporary, f"{machine.name} still has {temporary}")
 
@@ -83,28 +80,35 @@ def _check_history(truth: Truth, hosts: Sequence[SimHost], store: SimStore, line
 
 
 def _check_versions(truth: Truth, lineage: Lineage, place: Path) -> None:
-    """Rebuilds every version as a checkout would, one step after the other; and the head by a real checkout."""
-    names = list(truth.versions[0])
-    image = MemoryImage({name: (spec(name, SHAPES), truth.versions[0][name].copy()) for name in names})
-    spool = Spool(place / "rebuilt", lineage, disk=LocalDisk("process"), clock=SystemClock(), threads=1)
-    for manifest in lineage.walk(0, truth.head):
-        for proven in prove(image, Deltas([manifest], spool.path_of), digest_kind=manifest.digest_kind):
-            image.scatter(proven.key, proven.patches)
-        wanted = truth.versions[manifest.version]
-        found = all(image.view(key).tobytes() == wanted[key.tensor].tobytes() for key in image.parts)
-        _demand(found, f"version {manifest.version} was rebuilt with other bytes")
+    """Rebuilds every version that can be, and from anchors without a base; and the head by a real checkout."""
+    truth.demand_kept("all is over")
+    for version in range(truth.head + 1):
+        if truth.is_rebuildable(version):
+            _rebuild(truth, lineage, place, version, truth.base)
+    for version in truth.anchors():
+        _rebuild(truth, lineage, place, version, None)
     checkout(truth.head, place / "head", lineage=lineage, base=truth.base, threads=1, disk=LocalDisk("process"))
-    wanted_bytes = {name: data.tobytes() for name, data in truth.versions[truth.head].items()}
-    _demand(tensors_of(place / "head") == wanted_bytes, "the head was checked out with other bytes")
+    wanted = {name: data.tobytes() for name, data in truth.versions[truth.head].items()}
+    _demand(tensors_of(place / "head") == wanted, "the head was checked out with other bytes")
+
+
+def _rebuild(truth: Truth, lineage: Lineage, place: Path, version: int, base: Path | None) -> None:
+    disk, wanted = LocalDisk("process"), truth.versions[version]
+    with rebuilding(
+        lineage, version, base=base, spool=place / "rebuilt", disk=disk, clock=SystemClock(), threads=1
+    ) as rebuild:
+        found = all(rebuild.part(key).tobytes() == wanted[key.tensor].tobytes() for key in rebuild.keys)
+    _demand(found, f"version {version} was rebuilt with other bytes")
 
 
 def _check_leftovers(truth: Truth, store: SimStore, lineage: Lineage) -> None:
     for leftover in list(find_leftovers(store, lineage, grace_seconds=-1.0)):
         collect(store, leftover)
+    marks = ("manifest.arrow", "anchor.arrow", "retired", "anchor-retired")
     named = {"run.json", *FOREIGN}
     for version in range(truth.head + 1):
-        named.add(f"versions/{version:012d}/manifest.arrow")
-        named |= {f"versions/{version:012d}/{name}" for name in shards_of(truth.metadata(version))}
+        named |= {f"versions/{version:012d}/{name}" for name in marks} | truth.shards(version)
     above = f"versions/{truth.head + 1:012d}/"
-    strange = [k for k in store.objects.data if k not in named and not k.startswith(("hosts/", above))]
+    elsewhere = ("hosts/", "kept/", "anchors/", above)
+    strange = [key for key in store.objects.data if key not in named and not key.startswith(elsewhere)]
     _demand(not strange, f"the store still holds {strange}, which nobody will ask for")

@@ -11,6 +11,7 @@ from tests.faults.medium import UNUSED_INODES
 from tests.simulator.baton import Baton
 from tests.simulator.chance import seeded
 from tests.simulator.host import SimHost
+from tests.simulator.keeper import Keeper
 from tests.simulator.machine import Machine
 from tests.simulator.promises import check_all
 from tests.simulator.store import Objects
@@ -54,12 +55,14 @@ class Simulation:
         common = {"baton": baton, "weather": weather, "rng": rng, "truth": truth}
         trainers = [
             Trainer(Machine(f"trainer-{n}", place / f"trainer-{n}", durability="process", copies=0), pushes=p, **common)
-            for n, p in enumerate(rng.choice(((3,), (4,), (2, 2))))
+            for n, p in enumerate(rng.choice(((2,), (3,), (2, 1), (2, 2))))
         ]
         hosts = [
             SimHost(Machine(name, place / name, durability=durability, copies=copies), **common)
             for name, durability, copies in HOSTS
         ]
+
+        keeper = Keeper(Machine("keeper", place / "keeper", durability="process", copies=0), **common)
 
         def ended() -> bool:
             return all(trainer.ended for trainer in trainers)
@@ -69,6 +72,9 @@ class Simulation:
         for host in hosts:
             host.trainers_ended = ended
             baton.spawn(host.machine.name, host.work, after=rng.choice((0, rng.uniform(0, 30))))
+        keeper.may_end = lambda: ended() and all(host.settled for host in hosts)
+        if rng.random() < 0.8:
+            baton.spawn("keeper", keeper.work)
         baton.spawn("calm", self._calm)
         baton.run()
         check_all(truth, hosts, place)

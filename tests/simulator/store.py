@@ -17,7 +17,8 @@ from weighbridge.storage.stores.contract import ObjectInfo, Store
 T = TypeVar("T")
 
 LATE_SECONDS = 40.0
-_WRITES = ("before", "lose", "late", "twice", "slow", "refuse")
+_WRITES = ("before", "lose", "lose", "late", "late", "twice", "slow", "refuse")
+_COMMITS = 3.0  # a create fails that much more often than the rest: everything hangs on it
 _READS = ("before", "slow", "truncate", "flip", "refuse")
 
 
@@ -149,7 +150,8 @@ class SimStore(Store):
         return answer
 
     def _begin(self, life: Life, what: str, faults: tuple[str, ...]) -> str:
-        fault = life.rng.choice(faults) if life.chance(life.weather.store_fault) else ""
+        often = _COMMITS if what.startswith("create") else 1.0
+        fault = life.rng.choice(faults) if life.chance(life.weather.store_fault * often) else ""
         life.step(what, life.rng.expovariate(1 / 10) if fault == "slow" else 0.0)
         life.baton.note(f"{what} {fault}".rstrip())
         if fault == "before":

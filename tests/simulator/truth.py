@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
-from tests.replica.runs import WEIGHT_FILES, Shapes, write_base
+from tests.replica.runs import Shapes, write_base
 from tests.simulator.baton import Broken
 from tests.simulator.store import Objects
 
+from weighbridge.storage.checkpoint import SINGLE_FILE
 from weighbridge.storage.codecs.contract import Bytes
 
 Weights = Mapping[str, Bytes]
@@ -29,6 +30,7 @@ SHAPES: Shapes = {
 """As small as it gets: what is simulated is the order of things, not their size."""
 
 MANIFEST = re.compile(r"versions/(\d{12})/manifest\.arrow")
+ANCHOR = re.compile(r"versions/(\d{12})/anchor\.arrow")
 FOREIGN = ("NOTES.txt", "versions/README.txt", "versions/000000000001/mine.bin", "history/sketch.txt")
 """Objects that somebody else keeps under the same root."""
 
@@ -40,17 +42,14 @@ class Truth:
         self.base = base
         self.versions: list[Weights] = []
         self.writers: list[str] = []
+        self.keep = 1
+        self.named: set[int] = set()
         self.objects: Objects  # set by whoever makes both
         self._announced: dict[str, Weights] = {}
         self._base_weights: Weights = write_base(base, shapes=SHAPES)
         self._small = {name: (base / name).read_bytes() for name in ("config.json", "tokenizer/vocab.txt")}
-        self._heads: dict[str, tuple[bytes, list[str]]] = {}
-        for file in WEIGHT_FILES:
-            data = (base / file).read_bytes()
-            size = 8 + int.from_bytes(data[:8], "little")
-            names = [name for name in json.loads(data[8:size]) if name != "__metadata__"]
-            self._heads[file] = (data[:size], names)
-        self._by_files: dict[str, dict[bytes, set[int]]] = {file: {} for file in WEIGHT_FILES}
+        self._digests: list[dict[str, bytes]] = []
+        self._parsed: dict[bytes, dict[str, bytes]] = {}
 
     @property
     def head(self) -> int:
@@ -65,32 +64,57 @@ class Truth:
         """The versions whose every byte a folder holds, small files included; None when there is no such folder."""
         if not folder.is_dir():
             return None
-        found = set(range(len(self.versions)))
         try:
-            for file, known in self._by_files.items():
-                found &= known.get(xxhash.xxh3_128_digest((folder / file).read_bytes()), set())
             whole = all((folder / name).read_bytes() == data for name, data in self._small.items())
-        except OSError:
+            found = self._tensors_of(folder)
+        except (OSError, ValueError):
             return set()
-        return found if whole else set()
+        return {version for version, digests in enumerate(self._digests) if digests == found} if whole else set()
 
     def describe(self, folder: Path) -> str:
         """What each file of a folder is, for a failure's message."""
         lines = []
-        for file, known in self._by_files.items():
-            data = (folder / file).read_bytes() if (folder / file).is_file() else None
-            digest = None if data is None else xxhash.xxh3_128_digest(data)
-            lines.append(f"{file}: {'missing' if digest is None else known.get(digest, 'of no version')}")
+        for path in sorted(folder.glob("*.safetensors")):
+            inside = self._parse(path.read_bytes())
+            of = [v for v, digests in enumerate(self._digests) if inside.items() <= digests.items()]
+            lines.append(f"{path.name} is of {of if inside else 'no version, and garbage'}")
         for name, data in self._small.items():
             path = folder / name
-            lines.append(
-                f"{name}: {'missing' if not path.is_file() else 'right' if path.read_bytes() == data else 'wrong'}"
-            )
+            kind = "missing" if not path.is_file() else "right" if path.read_bytes() == data else "wrong"
+            lines.append(f"{name} is {kind}")
         return ", ".join(lines)
 
     def alike(self, version: int) -> set[int]:
         """A committed version, and those that have the same bytes."""
-        return set.intersection(*(next(v for v in k.values() if version in v) for k in self._by_files.values()))
+        return {other for other, digests in enumerate(self._digests) if digests == self._digests[version]}
+
+    def _tensors_of(self, folder: Path) -> dict[str, bytes]:
+        """Each tensor's digest, as an engine would find it: in the files that the index names, if there is one."""
+        files = sorted(path.name for path in folder.glob("*.safetensors"))
+        index = folder / "model.safetensors.index.json"
+        named = sorted(set(json.loads(index.read_bytes())["weight_map"].values())) if index.exists() else [SINGLE_FILE]
+        if files != named:
+            raise ValueError(f"{files} are there, and the index names {named}")
+        found: dict[str, bytes] = {}
+        for file in files:
+            found |= self._parse((folder / file).read_bytes())
+        return found
+
+    def _parse(self, data: bytes) -> dict[str, bytes]:
+        """The digest of each tensor in a weight file; none for garbage."""
+        digest = xxhash.xxh3_128_digest(data)
+        if digest not in self._parsed:
+            found = {}
+            try:
+                start = 8 + int.from_bytes(data[:8], "little")
+                for name, info in json.loads(data[8:start]).items():
+                    if name != "__metadata__":
+                        first, end = info["data_offsets"]
+                        found[name] = xxhash.xxh3_128_digest(data[start + first : start + end])
+            except (ValueError, KeyError, TypeError):
+                found = {}
+            self._parsed[digest] = found
+        return self._parsed[digest]
 
     def writing(self, key: str, old: bytes | None, new: bytes) -> None:
         """See Watcher."""
@@ -98,31 +122,68 @@ class Truth:
             raise Broken(f"{key} was overwritten")
         if old is None and (match := MANIFEST.fullmatch(key)):
             self._committed(int(match[1]), new)
+        elif old is None and (match := ANCHOR.fullmatch(key)):
+            self._demand_shards(int(match[1]), metadata_of(new), "an anchor of ")
 
     def deleting(self, key: str) -> None:
         """See Watcher."""
-        if key in FOREIGN or key == "run.json" or MANIFEST.fullmatch(key):
+        if key in FOREIGN or key == "run.json" or MANIFEST.fullmatch(key) or ANCHOR.fullmatch(key):
             raise Broken(f"{key} was deleted")
-        version = int(key.split("/")[1]) if key.startswith("versions/") else -1
-        if 0 <= version <= self.head and key.rpartition("/")[2] in shards_of(self.metadata(version)):
-            self.deleting_shard(key, version)
+        if key.endswith("retired"):
+            raise Broken(f"{key}, which explains what is gone, was deleted")
+        folder, _, name = key.rpartition("/")
+        for manifest, mark in (("manifest.arrow", "retired"), ("anchor.arrow", "anchor-retired")):
+            if name in shards_of(self._metadata(f"{folder}/{manifest}")):
+                if f"{folder}/{mark}" not in self.objects.data:
+                    raise Broken(f"{key} was deleted, and nothing says why")
+                self.demand_kept(f"{key} was deleted", without=key)
 
-    def deleting_shard(self, key: str, version: int) -> None:
-        """A shard of a committed version goes."""
-        raise Broken(f"{key} was deleted, and version {version} needs it")
+    def demand_kept(self, why: str, *, without: str = "") -> None:
+        """Raises Broken unless the last versions and all named ones can be rebuilt from what stands without a key."""
+        for version in {*range(max(0, self.head - self.keep + 1), self.head + 1), *self.named}:
+            if not self.is_rebuildable(version, without=without):
+                raise Broken(f"{why}, and version {version}, which is kept, cannot be rebuilt without it")
 
-    def metadata(self, version: int) -> dict[str, str]:
-        """A committed manifest's metadata."""
-        return metadata_of(self.objects.get(f"versions/{version:012d}/manifest.arrow"))
+    def is_rebuildable(self, version: int, *, without: str = "") -> bool:
+        """Whether every shard stands of the deltas from the base, or from an anchor, to a version."""
+        for number in range(version, 0, -1):
+            if self._stands(number, "anchor.arrow", without):
+                return True
+            if not self._stands(number, "manifest.arrow", without):
+                return False
+        return True
+
+    def anchors(self) -> list[int]:
+        """The versions whose anchor stands with all its shards."""
+        return [version for version in range(self.head + 1) if self._stands(version, "anchor.arrow", "")]
+
+    def shards(self, version: int) -> set[str]:
+        """The keys of all shards that a version's manifest and its anchor name."""
+        folder = f"versions/{version:012d}"
+        forms = (self._metadata(f"{folder}/{manifest}") for manifest in ("manifest.arrow", "anchor.arrow"))
+        return {f"{folder}/{name}" for form in forms for name in shards_of(form)}
+
+    def _stands(self, version: int, manifest: str, without: str) -> bool:
+        folder = f"versions/{version:012d}"
+        metadata = self._metadata(f"{folder}/{manifest}")
+        keys = [f"{folder}/{name}" for name in shards_of(metadata)]
+        return bool(metadata) and all(key in self.objects.data and key != without for key in keys)
+
+    def _metadata(self, key: str) -> dict[str, str]:
+        """A manifest's metadata; none when it does not stand."""
+        return metadata_of(self.objects.get(key)) if key in self.objects.data else {}
+
+    def _demand_shards(self, version: int, metadata: Mapping[str, str], what: str) -> None:
+        for name, (nbytes, digest) in shards_of(metadata).items():
+            stored = self.objects.data.get(f"versions/{version:012d}/{name}", (b"", 0))[0]
+            if len(stored) != nbytes or xxhash.xxh3_128_hexdigest(stored) != digest:
+                raise Broken(f"{what}version {version} was committed and its shard {name} is not there")
 
     def _committed(self, version: int, data: bytes) -> None:
         if version != self.head + 1:
             raise Broken(f"version {version} was committed above version {self.head}")
         metadata = metadata_of(data)
-        for name, (nbytes, digest) in shards_of(metadata).items():
-            stored = self.objects.data.get(f"versions/{version:012d}/{name}", (b"", 0))[0]
-            if len(stored) != nbytes or xxhash.xxh3_128_hexdigest(stored) != digest:
-                raise Broken(f"version {version} was committed and its shard {name} is not there")
+        self._demand_shards(version, metadata, "")
         if metadata["kind"] == "base":
             weights = self._base_weights
         elif metadata["commit_id"] in self._announced:
@@ -133,9 +194,7 @@ class Truth:
             raise Broken(f"version {version} was committed by nobody")
         self.versions.append(weights)
         self.writers.append(metadata["writer"])
-        for file, (head, names) in self._heads.items():
-            digest = xxhash.xxh3_128_digest(head + b"".join(weights[name].tobytes() for name in names))
-            self._by_files[file].setdefault(digest, set()).add(version)
+        self._digests.append({name: xxhash.xxh3_128_digest(data.tobytes()) for name, data in weights.items()})
 
 
 def metadata_of(manifest: bytes) -> dict[str, str]:
@@ -146,7 +205,7 @@ def metadata_of(manifest: bytes) -> dict[str, str]:
 
 def shards_of(metadata: Mapping[str, str]) -> dict[str, tuple[int, str]]:
     """Each shard's size and digest, by name."""
-    shards: list[list[Any]] = json.loads(metadata["shards"])
+    shards: list[list[Any]] = json.loads(metadata.get("shards", "[]"))
     return {name: (nbytes, digest) for name, nbytes, digest in shards}
 
 

@@ -31,10 +31,10 @@ def forecast(rng: random.Random) -> Weather:
         return rng.choice((0.0, 0.5, 1.0, 1.0, 2.0)) * chance * rough
 
     return Weather(
-        storm_seconds=rng.uniform(20, 90),
+        storm_seconds=rng.uniform(15, 50),
         store_fault=min(some(0.06), 0.3),
         engine_fault=some(0.04),
-        crash=some(0.008),
+        crash=some(0.006),
         power=rng.choice((0.0, 0.5, 0.8)),
         keep=rng.choice((0.0, 0.2, 0.5, 0.8)),
         full=some(0.004),
