@@ -1,6 +1,6 @@
 """The upkeep of a training run and of its hosts, on schedules: which flows, and how often. The run's steward, or the
-host, makes their deployments and executes them. Must not know what they do; a flow of upkeep names only the run (and the
-host), and may run beside anything."""
+host, makes their deployments and executes them. Must not know what they do; a flow of upkeep names only the run (and
+the host), and may run beside anything."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

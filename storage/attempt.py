@@ -4,13 +4,14 @@ against a snapshot that it never changes. Must not know where tensors come from,
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
 from weighbridge.errors import StoreError
+from weighbridge.storage.alarm_labels import alarm_labels
 from weighbridge.storage.batching import Batch
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.codecs import PartInput, encode_shard
@@ -45,6 +46,8 @@ class SpooledShard:
     rows: tuple[PartRow, ...]
     tensor_digests: Mapping[str, bytes]
     seconds: float
+    nonfinite: Mapping[str, int]
+    """By tensor, how many elements turned NaN or infinite; none that did not."""
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +68,9 @@ class Attempt:
         spool: Path,
         disk: Disk,
         clock: Clock,
+        trainable: Sequence[str] = (),
     ) -> None:
+        self._trainable = tuple(trainable)
         self.version = snapshot.manifest.version + 1
         self.commit_id = uuid.uuid4().hex
         self._store = store
@@ -122,7 +127,11 @@ class Attempt:
             )
             for part in encoded.parts
         )
-        shard = SpooledShard(batch.index, info, rows, whole, time.perf_counter() - started)
+        nonfinite: dict[str, int] = {}
+        for part in encoded.parts:
+            if part.nonfinite:
+                nonfinite[part.key.tensor] = nonfinite.get(part.key.tensor, 0) + part.nonfinite
+        shard = SpooledShard(batch.index, info, rows, whole, time.perf_counter() - started, nonfinite)
         with self._lock:
             self._shards[batch.index] = shard
             self._uploaded.discard(batch.index)
@@ -191,9 +200,20 @@ class Attempt:
             tensors=parent.tensors,
             shards=tuple(s.info for s in carried if s.info is not None),
             rows=rows,
-            labels=labels,
+            labels={**labels, **self._alarms(rows)},
             aliases=self._aliases,
         )
+
+    def _alarms(self, rows: Sequence[PartRow]) -> dict[str, Label]:
+        """What a person should know of this version, as labels and in the log. Alters nothing that is published."""
+        turned: dict[str, int] = {}
+        for shard in self.shards:
+            for tensor, count in shard.nonfinite.items():
+                turned[tensor] = turned.get(tensor, 0) + count
+        found = alarm_labels(turned, (row.key.tensor for row in rows), trainable=self._trainable)
+        if found:
+            log.warning("alarm", version=self.version, **found)
+        return found
 
     def discard(self, *, uploaded: bool) -> None:
         """Removes the spooled shards and, with `uploaded`, what stands of them in the store.

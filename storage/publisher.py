@@ -2,7 +2,7 @@
 commit is settled, by the very patches that hosts apply, proven before the commit. Knows neither Prefect nor torch."""
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -56,7 +56,9 @@ class Publisher:
         disk: Disk,
         clock: Clock,
         threads: int,
+        trainable: Sequence[str] = (),
     ) -> None:
+        self._trainable = tuple(trainable)
         self.store = store
         self.lineage = lineage
         self.writer = writer
@@ -120,6 +122,7 @@ class Publisher:
             spool=self._spool,
             disk=self._disk,
             clock=self._clock,
+            trainable=self._trainable,
         )
 
     def commit(self, attempt: Attempt, labels: Mapping[str, Label]) -> Manifest:
@@ -267,10 +270,12 @@ def open_publisher(
     clock: Clock,
     threads: int,
     replica: Path | None = None,
+    trainable: Sequence[str] = (),
 ) -> Publisher:
     """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot, by
     the shortest way from the base, an anchor, or a `replica` on this machine that proves equal.
 
+    `trainable` are patterns of the tensors that may change; another that does is told, and published all the same.
     Holds one copy of the model in memory from then on. Raises StoreUnfit, ForeignRun, CheckpointError, VersionRetired,
     StoreError.
     """
@@ -294,6 +299,7 @@ def open_publisher(
             disk=disk,
             clock=clock,
             threads=threads,
+            trainable=trainable,
         )
         try:
             publisher.follow()

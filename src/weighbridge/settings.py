@@ -58,6 +58,7 @@ class Settings(BaseSettings):
     hosts: Names = ()
     aliases: dict[str, str] = Field(default_factory=dict)
     unchanged: Names = ()
+    trainable: Names = ()  # patterns of the tensors that training may change; others that do raise an alarm
     digest: Literal["xxh3-128", "blake3"] = "xxh3-128"
     policy: Literal["all", "best-effort"] | float = "all"
     sync_deadline: float = Field(default=600.0, gt=0)

@@ -189,6 +189,7 @@ class WeightSync:
                 clock=SystemClock(),
                 threads=settings.encode_threads,
                 replica=settings.replica,
+                trainable=settings.trainable,
             )
         return self._publisher
 

@@ -55,3 +55,12 @@ def count_elements(shape: PartShape) -> int:
     if shape.nbytes < 0 or shape.nbytes % width:
         raise PayloadCorrupt(f"a part of {shape.nbytes} bytes holds no whole number of {shape.dtype}; nothing written")
     return shape.nbytes // width
+
+
+NONFINITE: Mapping[str, tuple[int, int]] = {
+    "F8_E5M2": (0x7C, 0x7C), "F8_E4M3": (0x7F, 0x7F), "F8_E5M2FNUZ": (0xFF, 0x80), "F8_E4M3FNUZ": (0xFF, 0x80),
+    "F8_E8M0": (0xFF, 0xFF),
+    "F16": (0x7C00, 0x7C00), "BF16": (0x7F80, 0x7F80), "F32": (0x7F800000, 0x7F800000),
+    "F64": (0x7FF << 52, 0x7FF << 52),
+}  # fmt: skip
+"""For each floating dtype a mask and what is under it in every NaN and infinity, and in nothing else."""

@@ -24,22 +24,25 @@ from weighbridge.storage.codecs.contract import (
     Patch,
     Sample,
 )
+from weighbridge.storage.codecs.elements import NONFINITE
 from weighbridge.storage.codecs.registry import get_codec
 from weighbridge.storage.digests import new_hasher
 from weighbridge.storage.safetensors_header import parse_header
-from weighbridge.values import PartKey
+from weighbridge.values import PartKey, item_bytes
 
 _WHOLE = "full"
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """One changed part: its codec, how many units of `item_bytes(dtype)` differ, the raw digest of its new bytes."""
+    """One changed part: its codec, how many units of `item_bytes(dtype)` differ, the raw digest of its new bytes, and
+    how many elements turned NaN or infinite."""
 
     key: PartKey
     codec: str
     changed: int
     after: bytes
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +116,15 @@ def _encode(part: PartInput, codec: str, encoder: Encoder, digest_kind: str) -> 
     hasher = new_hasher(digest_kind)
     encoder.begin(dtype=part.dtype, nbytes=part.new.size)
     old, new = kernels.fixed(part.old), kernels.fixed(part.new)
-    changed = 0
+    changed = nonfinite = 0
+    bits = NONFINITE.get(part.dtype) if part.old is not part.new else None
     for start in range(0, new.size, CHUNK_BYTES):
-        chunk = new[start : start + CHUNK_BYTES]
-        changed += encoder.feed(old=old[start : start + CHUNK_BYTES], new=chunk)
+        chunk, before = new[start : start + CHUNK_BYTES], old[start : start + CHUNK_BYTES]
+        changed += encoder.feed(old=before, new=chunk)
         hasher.update(chunk.data)
-    return EncodedPart(part.key, codec, changed, hasher.digest())
+        if bits is not None:
+            nonfinite += kernels.count_turned_nonfinite(before, chunk, item_bytes(part.dtype), *bits)
+    return EncodedPart(part.key, codec, changed, hasher.digest(), nonfinite)
 
 
 class ShardDecoder:

@@ -54,6 +54,7 @@ class Run:
             clock=self.clock,
             threads=options.pop("threads", 1),
             replica=options.pop("replica", None),
+            trainable=options.pop("trainable", ()),
         )
 
     def spooled(self) -> list[Path]:

@@ -1,5 +1,6 @@
 """The compiled loops under the codecs, behind functions that check what they are given. Must not know streams."""
 
+import functools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from weighbridge.errors import PayloadCorrupt
 from weighbridge.storage.codecs.contract import Bytes, Patch
 from weighbridge.storage.codecs.elements import Element
-from weighbridge.storage.codecs.kernels import gaps, patches
+from weighbridge.storage.codecs.kernels import finite, gaps, patches
 from weighbridge.storage.codecs.kernels.memory import UNITS
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -42,6 +43,27 @@ def count_changed(old: Bytes, new: Bytes, width: int) -> int:
     if old.size != new.size or old.dtype != np.uint8 or new.dtype != np.uint8:
         raise ValueError("old and new bytes differ in size")
     return int(gaps.count_changed(fixed(old), fixed(new), UNITS[width]))
+
+
+def count_turned_nonfinite(old: Bytes, new: Bytes, width: int, mask: int, value: int) -> int:
+    """How many elements of `width` bytes are NaN or infinite in `new` (`value` under `mask`) and were not in `old`."""
+    if old.size != new.size or old.dtype != np.uint8 or new.dtype != np.uint8:
+        raise ValueError("old and new bytes differ in size")
+    unit, bits, wanted, new = UNITS[width], np.uint64(mask), np.uint64(value), fixed(new)
+    begins = 0
+    if mask >> (8 * width - 1) == 0:  # as good as always there is none, and whole words say so at memory speed
+        begins = new.size // 8 * 8 if finite.none_matches(new, UNITS[8], *_words(width, mask, value)) else 0
+    if begins == new.size or not finite.count_matching(new[begins:], unit, bits, wanted):
+        return 0
+    return int(finite.count_turned(fixed(old)[begins:], new[begins:], unit, bits, wanted))
+
+
+@functools.cache
+def _words(width: int, mask: int, value: int) -> tuple[np.uint64, ...]:
+    """What `finite.none_matches` takes, for elements of `width` bytes."""
+    lanes = sum(1 << (8 * width * lane) for lane in range(8 // width))
+    top = 1 << (8 * width - 1)
+    return tuple(np.uint64(number * lanes) for number in (mask, value, top - 1, top))
 
 
 def scan_gaps(
