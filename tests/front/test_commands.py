@@ -115,7 +115,7 @@ def test_checkpoints_are_published_pulled_proven_listed_and_rebuilt(chain: Path,
     lines = [json.loads(line) for line in command("log", "--store", "S", "--json").stdout.splitlines()]
     assert [line["version"] for line in lines] == [2, 1, 0]
     assert all(line.keys() >= LOG_FIELDS for line in lines)
-    assert lines[0]["labels"] == {"step": "2"}
+    assert lines[0]["labels"]["step"] == "2"
     assert command("log", "--store", "S", "-n", "1").stdout.splitlines()[1].startswith("2\tdelta")
 
     assert command("checkout", 1, "C", "--store", "S", "--base", "base").returncode == 0
