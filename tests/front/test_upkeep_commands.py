@@ -1,0 +1,78 @@
+"""`anchor`, `gc`, `keep`, `release`: what a person types, on a small run, in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.checkpoints import trained
+from tests.storage.publishing import Run, push
+
+from weighbridge.cli import main
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Six versions."""
+    run = Run(tmp_path)
+    publisher, weights = run.open(), run.base_weights
+    for seed in range(1, 7):
+        weights = trained(weights, seed, only=("mask",))
+        push(publisher, weights)
+    return run
+
+
+@pytest.fixture
+def say(run: Run, capsys: pytest.CaptureFixture[str]) -> Say:
+    def said(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, words), "--store", run.store.url])
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    return said
+
+
+def test_old_versions_go_once_an_anchor_stands_and_named_ones_stay(run: Run, say: Say, tmp_path: Path) -> None:
+    assert say("anchor", "--if-due", "--base", run.base)[:2] == (0, "no anchor of version 6 is due\n")
+    code, out, _ = say("anchor", 4, "--base", run.base, "--json")
+    assert code == 0 and json.loads(out)["made"] is True
+    assert say("keep", 2, "best")[:2] == (0, "version 2 is kept as best\n")
+    assert say("names")[1] == "name\tversion\nbest\t2\n"
+
+    code, out, _ = say("gc", "--keep", 2, "--dry-run")
+    assert code == 0 and "would collect version 3" in out and "keeps version 2: kept as best" in out
+    before = run.objects()
+    assert say("gc", "--keep", 2, "--dry-run", "--json")[0] == 0 and run.objects() == before
+    code, out, _ = say("gc", "--keep", 2, "--json")
+    assert code == 0
+    gone = json.loads(out)
+    assert gone["collected"] == ["version 3", "version 4"] and gone["failures"] == [] and gone["kept"] == [2, 5, 6]
+
+    for version in (2, 5, 6):
+        assert say("checkout", version, tmp_path / f"out-{version}", "--base", run.base)[0] == 0
+    assert say("checkout", 5, tmp_path / "baseless")[0] == 0
+    code, _, err = say("checkout", 3, tmp_path / "out-3", "--base", run.base)
+    assert code == 8 and "is retired" in err
+    assert say("release", "best")[0] == 0 and say("release", "best")[0] == 8
+    assert json.loads(say("gc", "--keep", 1, "--json")[1])["kept"] == [6]
+
+
+def test_gc_without_a_number_and_one_shorter_than_hosts_may_lag_are_refused(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = say("gc")
+    assert code == 2 and "--keep" in err
+    monkeypatch.setenv("WEIGHBRIDGE_ALLOWED_STALENESS", "5")
+    code, _, err = say("gc", "--keep", 5)
+    assert code == 2 and "allowed_staleness" in err
+
+
+def test_a_replica_is_anchored_as_it_stands(run: Run, say: Say, tmp_path: Path) -> None:
+    assert say("pull", "--replica", tmp_path / "R", "--base", run.base, "--version", 3)[0] == 0
+    code, out, _ = say("anchor", "--replica", tmp_path / "R")
+    assert code == 0 and out.startswith("anchor of version 3")
+    assert say("anchor", "--replica", tmp_path / "nothing")[0] == 2
