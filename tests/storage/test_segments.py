@@ -59,6 +59,11 @@ def test_of_overlapping_segments_the_longest_and_of_equal_ones_the_latest_is_tak
             assert piece.edition == max(s.edition for s in rivals if s.span == piece.span)
 
 
+def test_a_longer_segment_is_taken_from_its_middle_too() -> None:
+    long, short = segment(0, LENGTHS[1]), segment(BLOCK)
+    assert list(cover([long, short], BLOCK + 1, LENGTHS[1] - 1)) == [long]
+
+
 @given(some_segments)
 def test_what_is_superseded_can_go_and_nothing_else_can(segments: list[Segment]) -> None:
     gone = superseded(segments)
