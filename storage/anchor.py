@@ -98,7 +98,7 @@ def make_anchor(
     spool: Path,
     disk: Disk,
     clock: Clock,
-    shard_bytes: int = 128 << 20,
+    shard_bytes: int = 64 << 20,
     threads: int = 1,
 ) -> Manifest:
     """Writes the anchor of a version, or finds that it stands; returns it. `keys` says in which order parts come best.
