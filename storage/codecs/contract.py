@@ -70,6 +70,9 @@ class Patch:
 class Encoder(ABC):
     """Takes the parts of one shard in order. Not thread-safe: one encoder, one thread."""
 
+    turned: int | None = None
+    """Of the chunk fed last, how many elements turned NaN or infinite, from an encoder that sees them as it goes."""
+
     @abstractmethod
     def begin(self, *, dtype: str, nbytes: int) -> None:
         """Starts the next part."""

@@ -33,7 +33,9 @@ class ExpGapEncoder(Encoder):
         """See Encoder."""
         if self._current is None:
             raise ValueError("a part begins before it is fed")
-        return self._current.feed(old, new)
+        found = self._current.feed(old, new)
+        self.turned = self._current.turned
+        return found
 
     def finish(self) -> Mapping[str, bytes]:
         """See Encoder."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from weighbridge.errors import UsageError
 from weighbridge.storage.codecs import kernels, streams
 from weighbridge.storage.codecs.contract import Bytes, Sample
-from weighbridge.storage.codecs.elements import element
+from weighbridge.storage.codecs.elements import NONFINITE, element
 from weighbridge.storage.codecs.growing import Growing
 from weighbridge.storage.codecs.kernels import classes as k
 from weighbridge.storage.codecs.kernels.lanes import SPAN
@@ -42,6 +42,8 @@ class GroupEncoder:
         self._members = np.zeros(self._window.classes, np.int64)
         self._reached: list[Table] = []
         self._open = False
+        self._bits = tuple(map(np.uint64, NONFINITE[dtype]))
+        self._turned = np.zeros(1, np.int64)
         self._scratch = np.empty(k.SCRATCH, np.uint8)
 
     def begin(self, nbytes: int) -> None:
@@ -50,6 +52,11 @@ class GroupEncoder:
             raise UsageError(f"a part of {nbytes} bytes is too large, or holds no whole number of elements")
         self._close()
         self._open = True
+
+    @property
+    def turned(self) -> int:
+        """How many elements of the chunk fed last turned NaN or infinite."""
+        return int(self._turned[0])
 
     def feed(self, old: Bytes, new: Bytes) -> int:
         """Logs a chunk's changes and returns how many."""
@@ -67,6 +74,8 @@ class GroupEncoder:
             self._scratch,
             _RAMP,
             UNITS[2],
+            self._bits,
+            self._turned,
             self._log.room(count)[self._log.used :],
         )
         self._log.used += found

@@ -122,7 +122,9 @@ def _encode(part: PartInput, codec: str, encoder: Encoder, digest_kind: str) -> 
         chunk, before = new[start : start + CHUNK_BYTES], old[start : start + CHUNK_BYTES]
         changed += encoder.feed(old=before, new=chunk)
         hasher.update(chunk.data)
-        if bits is not None:
+        if encoder.turned is not None:
+            nonfinite += encoder.turned
+        elif bits is not None:
             nonfinite += kernels.count_turned_nonfinite(before, chunk, item_bytes(part.dtype), *bits)
     return EncodedPart(part.key, codec, changed, hasher.digest(), nonfinite)
 

@@ -93,12 +93,13 @@ def survey(old, new, unit, order, window, stride, members, steps):  # type: igno
 
 
 @kernel
-def scan_classes(old, new, unit, order, window, seen, last, scratch, ramp, two, log):  # type: ignore[no-untyped-def]
+def scan_classes(old, new, unit, order, window, seen, last, scratch, ramp, two, bits, turned, log):  # type: ignore[no-untyped-def]
     """Logs a chunk's changes and returns how many; `log` has room for one an element.
 
     `order` is sign and mask. `seen` and `last` are, per class, the members so far in the part and the last changed
     one's rank. `scratch` has SCRATCH bytes: STRETCH for classes, SUMS for each class, then the places of changes.
-    `ramp` is as `count_before` wants it, `two` the unit of 2 bytes.
+    `ramp` is as `count_before` wants it, `two` the unit of 2 bytes. `turned` gets how many elements are the second of
+    `bits` under the first, and were not.
     """
     sign, mask = order
     count = new.size // width_of(unit)
@@ -109,6 +110,7 @@ def scan_classes(old, new, unit, order, window, seen, last, scratch, ramp, two, 
     ranks = np.zeros((MAX_CLASSES, SPAN // 64), np.int64)
     used = np.int64(0)
     many = False
+    odd = np.int64(0)
     for start in range(0, count, STRETCH):
         size = min(STRETCH, count - start)
         before, found = used, np.int64(0)
@@ -172,7 +174,9 @@ def scan_classes(old, new, unit, order, window, seen, last, scratch, ramp, two, 
                     gap = rank - last[which] - 1
                     last[which] = rank
                     index = (start + place) * width_of(unit)
-                    code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
+                    a, b = load(old, index, unit), load(new, index, unit)
+                    code = step_code(a, b, sign, mask)
+                    odd += np.int64((b & bits[0]) == bits[1]) & np.int64((a & bits[0]) != bits[1])
                     log[used] = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT)) | code
                     used += np.int64(1)
         for i in range(found):
@@ -184,12 +188,15 @@ def scan_classes(old, new, unit, order, window, seen, last, scratch, ramp, two, 
             gap = rank - last[which] - 1
             last[which] = rank
             index = (start + place) * width_of(unit)
-            code = step_code(load(old, index, unit), load(new, index, unit), sign, mask)
+            a, b = load(old, index, unit), load(new, index, unit)
+            code = step_code(a, b, sign, mask)
+            odd += np.int64((b & bits[0]) == bits[1]) & np.int64((a & bits[0]) != bits[1])
             log[used] = (np.uint64(gap) << np.uint64(GAP_AT)) | (np.uint64(which) << np.uint64(CLASS_AT)) | code
             used += np.int64(1)
         for each in range(window[3] + 1):
             seen[each] += totals[each]
         many = used - before > MANY * (size // SPAN)
+    turned[0] = odd
     return used
 
 
