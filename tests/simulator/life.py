@@ -16,6 +16,7 @@ class Life:
         self.weather = weather
         self.rng = rng
         self.dead = False
+        self.away_until = 0.0
         self._actor = baton.here()
 
     @property

@@ -18,7 +18,9 @@ T = TypeVar("T")
 
 LATE_SECONDS = 40.0
 _WRITES = ("before", "lose", "lose", "late", "late", "twice", "slow", "refuse")
-_COMMITS = 3.0  # a create fails that much more often than the rest: everything hangs on it
+_OFTEN = 3.0  # creates and records fail that much more often than the rest: everything hangs on them
+_AWAY_SECONDS = 60.0
+_AWAY = 0.3  # how often a write without an answer is the last that is heard for a while
 _READS = ("before", "slow", "truncate", "flip", "refuse")
 
 
@@ -150,10 +152,16 @@ class SimStore(Store):
         return answer
 
     def _begin(self, life: Life, what: str, faults: tuple[str, ...]) -> str:
-        often = _COMMITS if what.startswith("create") else 1.0
+        if life.baton.now < life.away_until:
+            life.step(what, 1.0)
+            life.baton.note(f"{what} away")
+            raise StoreError(f"{what}: the store is away")
+        often = _OFTEN if what.startswith(("create", "put hosts/")) else 1.0
         fault = life.rng.choice(faults) if life.chance(life.weather.store_fault * often) else ""
         life.step(what, life.rng.expovariate(1 / 10) if fault == "slow" else 0.0)
         life.baton.note(f"{what} {fault}".rstrip())
+        if fault in ("late", "lose") and life.rng.random() < _AWAY:
+            life.away_until = life.baton.now + life.rng.uniform(1, 2 * _AWAY_SECONDS)
         if fault == "before":
             raise StoreError(f"{what}: the connection failed")
         if fault == "refuse":

@@ -33,7 +33,7 @@ def forecast(rng: random.Random) -> Weather:
     return Weather(
         storm_seconds=rng.uniform(15, 50),
         store_fault=min(some(0.06), 0.3),
-        engine_fault=some(0.04),
+        engine_fault=some(0.06),
         crash=some(0.006),
         power=rng.choice((0.0, 0.5, 0.8)),
         keep=rng.choice((0.0, 0.2, 0.5, 0.8)),

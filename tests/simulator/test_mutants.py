@@ -1,0 +1,169 @@
+"""A check that cannot fail is a defect: for each promise the real code is broken on purpose, and the simulator must say
+so within a few seeds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from tests.simulator import store
+from tests.simulator.soak import run_seed
+
+from weighbridge.errors import StoreError
+from weighbridge.flows.follower import Follower
+from weighbridge.storage import attempt, checkpoint_writer, gc, retention, transfer
+from weighbridge.storage.publisher import Publisher
+from weighbridge.storage.replica import apply as applying
+from weighbridge.storage.replica import patching, recover
+from weighbridge.storage.replica.site import Site
+
+SEEDS = 40
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A way to break a promise. `first` is a seed from which on it was caught soon; `rare` ones take many seeds."""
+
+    promise: int
+    name: str
+    apply: Callable[[Patch], None]
+    first: int = 0
+    rare: bool = False
+
+
+def unsynced_data(patch: Patch) -> None:
+    class Unsynced:
+        def __init__(self, disk: Any) -> None:
+            self._disk = disk
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._disk, name)
+
+        def sync(self, path: Any) -> None: ...
+
+    real = Site.stamp
+    patch.setattr(
+        Site,
+        "stamp",
+        lambda site, *rest: real(replace(site, disk=Unsynced(site.disk)), *rest),  # type: ignore[arg-type]
+    )
+
+
+def journal_stays(patch: Patch) -> None:
+    for module in (applying, recover):
+        patch.setattr(module, "drop_journal", lambda path, disk: None)
+
+
+def names_of_a_copy_unsynced(patch: Patch) -> None:
+    patch.setattr(checkpoint_writer, "_sync_names", lambda target, names, disk: None)
+
+
+def no_answer_counts_as_lost(patch: Patch) -> None:
+    def put_if_absent(where: Any, key: str, data: bytes, *, clock: Any) -> bool:
+        try:
+            where.create(key, data)
+        except StoreError:
+            return False
+        return True
+
+    patch.setattr(attempt, "put_if_absent", put_if_absent)
+
+
+def commit_overwrites(patch: Patch) -> None:
+    def put(where: Any, key: str, data: bytes, *, clock: Any) -> bool:
+        where.put(key, data)
+        return True
+
+    patch.setattr(attempt, "put_if_absent", put)
+
+
+def served_is_not_recorded(patch: Patch) -> None:
+    patch.setattr(Follower, "_is_recorded", lambda follower: True)
+
+
+def snapshot_before_the_commit(patch: Patch) -> None:
+    real = Publisher._settle
+
+    def settle(publisher: Any, sealed: Any) -> Any:
+        publisher._advance(sealed.manifest, sealed.path)
+        return real(publisher, sealed)
+
+    patch.setattr(Publisher, "_settle", settle)
+
+
+def commit_before_its_shards(patch: Patch) -> None:
+    def upload(where: Any, key: str, path: Any, *, clock: Any) -> None:
+        try:
+            where.put_file(key, path)
+        except StoreError:
+            return  # it will have landed
+
+    patch.setattr(attempt, "upload_file", upload)
+
+
+def gc_without_marks(patch: Patch) -> None:
+    patch.setattr(gc._Collection, "mark", lambda collection, form: True)
+
+
+def gc_of_what_is_needed(patch: Patch) -> None:
+    real = retention.what_is_kept
+
+    def too_little(stock: Any, wanted: Any) -> Any:
+        return replace(real(stock, wanted), needed=frozenset())
+
+    for module in (retention, gc):
+        patch.setattr(module, "what_is_kept", too_little)
+
+
+def nothing_is_proven(patch: Patch) -> None:
+    real = transfer._complete
+
+    def complete(disk: Any, part: Any, source: Any, hasher: Any, report: Any) -> bytes:
+        real(disk, part, source, hasher, report)
+        return bytes(source.info.digest)
+
+    patch.setattr(transfer, "_complete", complete)
+    patch.setattr(patching, "_check", lambda row, digest: None)
+    a_store_that_lies(patch)
+
+
+def a_store_that_lies(patch: Patch) -> None:
+    """No mutant: whatever goes wrong with a read is a flipped bit."""
+    patch.setattr(store, "_READS", ("flip",))
+
+
+MUTANTS = [
+    Mutant(1, "data is not synced before the clean mark", unsynced_data, first=23),
+    Mutant(2, "a journal stays behind", journal_stays),
+    Mutant(2, "the names of a seeded copy's files are not synced", names_of_a_copy_unsynced, first=34),
+    Mutant(2, "a commit without an answer counts as lost", no_answer_counts_as_lost),
+    Mutant(3, "a commit overwrites what stands there", commit_overwrites, rare=True),
+    Mutant(3, "a host that died before its record never writes one", served_is_not_recorded, first=28),
+    Mutant(3, "the snapshot advances before the commit is settled", snapshot_before_the_commit),
+    Mutant(4, "a commit does not wait for its shards", commit_before_its_shards, rare=True),
+    Mutant(4, "gc deletes before it has marked", gc_without_marks),
+    Mutant(4, "gc forgets the way to what is kept", gc_of_what_is_needed),
+    Mutant(5, "no digest is checked before bytes are written", nothing_is_proven),
+]
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, id=f"promise {m.promise}: {m.name}", marks=[pytest.mark.slow] if m.rare else []) for m in MUTANTS],
+)
+def test_the_simulator_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    for seed in range(mutant.first, mutant.first + SEEDS):
+        failure = run_seed(seed).failure
+        if failure:
+            assert "Broken" in failure or "weighbridge.errors" in failure, failure
+            return
+    pytest.fail(f"{SEEDS} seeds from {mutant.first} on, and nobody noticed")
+
+
+def test_a_store_that_lies_is_found_out_by_the_code_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_store_that_lies(monkeypatch)
+    for seed in range(5):
+        outcome = run_seed(seed)
+        assert not outcome.failure, outcome.failure
