@@ -1,5 +1,6 @@
 """A replica killed at every write, out of power at every write, and on a full disk at every write: what `current`
-leads to is always exactly one version, and the next run ends at the newest, bit for bit."""
+leads to is always exactly one version, and the next run ends at the newest, bit for bit. `make test` takes every other
+write, those marked slow every one."""
 
 import os
 import shutil
@@ -65,17 +66,19 @@ def served(run: SmallRun, folder: Path) -> set[int] | None:
 
 
 STAGES = [(stage, copies) for stage in ("seed", "apply", "repair", "reseed") for copies in (2, 1)]
+APART = [2, pytest.param(1, marks=pytest.mark.slow)]
 KILLS = [(*stage, "torn") for stage in STAGES] + [("apply", 2, "after"), ("apply", 1, "after"), ("repair", 1, "after")]
 
 
+@pytest.mark.parametrize("apart", APART)
 @pytest.mark.parametrize(("stage", "copies", "how"), KILLS)
 def test_a_kill_at_every_write_leaves_one_version_and_the_next_run_ends_bit_exact(
-    run: SmallRun, tmp_path: Path, stage: str, copies: int, how: str
+    run: SmallRun, tmp_path: Path, stage: str, copies: int, how: str, apart: int
 ) -> None:
     template = tmp_path / "template"
     work = prepared(run, template, stage, copies)
     damaged = stage in ("repair", "reseed")
-    at = 0
+    at = copies % apart
     while True:
         folder = tmp_path / f"replica-{at}"
         if template.exists():
@@ -97,16 +100,19 @@ def test_a_kill_at_every_write_leaves_one_version_and_the_next_run_ends_bit_exac
         verify_folder(folder, run.lineage).demand()
         assert not list(folder.rglob(".seeding*")) and not (folder / "journal").exists()
         shutil.rmtree(folder)
-        at += 1
+        at += apart
     assert at > 15
 
 
+@pytest.mark.parametrize("apart", APART)
 @pytest.mark.parametrize("copies", [2, 1])
 @pytest.mark.parametrize("stage", ["seed", "apply"])
-def test_a_power_cut_at_every_write_loses_no_version(run: SmallRun, tmp_path: Path, stage: str, copies: int) -> None:
+def test_a_power_cut_at_every_write_loses_no_version(
+    run: SmallRun, tmp_path: Path, stage: str, copies: int, apart: int
+) -> None:
     template = tmp_path / "template"
     work = prepared(run, template, stage, copies)
-    at = 0
+    at = copies % apart
     with tempfile.TemporaryDirectory(dir=UNUSED_INODES) as place:
         while True:
             machine = Path(place, f"machine-{at}")
@@ -128,16 +134,17 @@ def test_a_power_cut_at_every_write_loses_no_version(run: SmallRun, tmp_path: Pa
             assert versions_in(run, folder / "current") == {3}, (at, disk.log[-3:])
             verify_folder(folder, run.lineage).demand()
             shutil.rmtree(machine)
-            at += 1
+            at += apart
 
 
+@pytest.mark.parametrize("apart", APART)
 @pytest.mark.parametrize(("stage", "copies"), STAGES)
 def test_a_full_disk_at_every_write_keeps_the_last_good_version_and_goes_on_with_room(
-    run: SmallRun, tmp_path: Path, stage: str, copies: int
+    run: SmallRun, tmp_path: Path, stage: str, copies: int, apart: int
 ) -> None:
     template = tmp_path / "template"
     work = prepared(run, template, stage, copies)
-    at = 0
+    at = copies % apart
     while True:
         folder = tmp_path / f"replica-{at}"
         if template.exists():
@@ -156,7 +163,7 @@ def test_a_full_disk_at_every_write_keeps_the_last_good_version_and_goes_on_with
         assert versions_in(run, folder / "current") == {3}
         verify_folder(folder, run.lineage).demand()
         shutil.rmtree(folder)
-        at += 1
+        at += apart
 
 
 def test_a_journal_finishes_the_apply_that_was_cut_short(run: SmallRun, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def warm_kernels() -> None:
 
 
 @pytest.mark.parametrize("codec", NAMES)
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shard=st.lists(changes, min_size=1, max_size=5))
 def test_any_shard_comes_back_bit_for_bit(codec: str | None, shard: list[Change]) -> None:
     round_trip([part(f"t{i}", change) for i, change in enumerate(shard)], codec)
