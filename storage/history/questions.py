@@ -140,12 +140,22 @@ def show(history: History, version: int) -> VersionDetail:
 
 
 def diff(history: History, older: int, newer: int) -> tuple[TensorChange, ...]:
-    """What the versions after `older`, up to `newer`, changed, by tensor. Raises VersionUnknown, UsageError."""
+    """What the versions after `older`, up to `newer`, changed, by tensor; nothing where both have the same state.
+
+    A tensor that was changed and changed back beside others is listed: its elements did change. Raises VersionUnknown,
+    UsageError.
+    """
     if older > newer:
         raise UsageError(f"diff goes from an older version to a newer one, not from {older} to {newer}")
     for version in (older, newer):
         if not 0 <= version <= history.head:
             raise VersionUnknown(f"{history.store.url} has no version {version}; its head is {history.head}")
+    ends = (
+        history.versions(v, v, columns=("state_digest",)).column("state_digest").to_pylist() for v in (older, newer)
+    )
+    before, after = ends
+    if before == after:
+        return ()
     changes = _Changes(history)
     for table in history.parts(older + 1, newer, columns=_CHANGE):
         changes.add(table)

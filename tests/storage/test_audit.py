@@ -163,6 +163,13 @@ def test_a_version_served_but_never_published_is_found(run: LongRun) -> None:
         found.demand()
 
 
+def test_nobody_is_accused_for_a_version_above_the_break(run: LongRun) -> None:
+    run.store.put(manifest_key(1), flipped(run.store.get(manifest_key(1))))
+    found = audit(run.store)
+    assert manifest_key(1) in [finding.key for finding in found.findings]
+    assert not [finding for finding in found.findings if finding.key.startswith("hosts/")]
+
+
 def test_a_version_served_in_another_state_and_a_record_of_another_run_are_found(run: LongRun) -> None:
     other = replace(run.record("a", version=5), state_digest="ab" * 32)
     write_record(run.store, other)

@@ -149,6 +149,15 @@ def test_a_diff_over_an_empty_version_or_none_is_empty(published: Published) -> 
     assert diff(published.history, 3, 3) == ()
 
 
+def test_a_diff_of_two_versions_with_the_same_weights_is_empty_whatever_lay_between(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    publisher, weights = run.open(), run.base_weights
+    push(publisher, trained(weights, 1))
+    push(publisher, weights)
+    assert diff(History(run.store), 0, 1)
+    assert diff(History(run.store), 0, 2) == ()
+
+
 def test_a_diff_starts_after_the_older_version(published: Published) -> None:
     assert [change.tensor for change in diff(published.history, 1, 3)] == ["layers.1.steps", "mask"]
 

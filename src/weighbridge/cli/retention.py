@@ -69,6 +69,7 @@ def keep(version: int, name: str, *, store: Store = None, json: Json = False) ->
         A name of its own: 1 to 64 of a-z A-Z 0-9 . _ -.
     """
     settings = settings_of(("store",), store=store)
+    logs.to_stderr(json_lines=settings.log_json)
     made = kept.keep(Lineage(store_of(settings)), version, name, clock=SystemClock())
     print_json(made) if json else print_line(f"version {made.version} is kept as {made.name}")
 
@@ -82,6 +83,7 @@ def release(name: str, *, store: Store = None) -> None:
         The name.
     """
     settings = settings_of(("store",), store=store)
+    logs.to_stderr(json_lines=settings.log_json)
     kept.release(store_of(settings), name)
     print_line(f"{name} is released")
 
