@@ -9,16 +9,17 @@ from functools import partial
 import numpy as np
 import structlog
 
-from weighbridge.errors import CheckpointError, CorruptData, DigestMismatch, ReplicaError, VersionRetired
+from weighbridge.errors import CheckpointError, CorruptData, DigestMismatch, ObjectMissing, ReplicaError, VersionRetired
 from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.digests import digest_bytes
+from weighbridge.storage.replica.fetch import PLANS
 from weighbridge.storage.replica.image import FolderImage
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.replica.patching import Deltas, lead
 from weighbridge.storage.replica.seclusion import secluded
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState
-from weighbridge.storage.ways import Way, find_way
+from weighbridge.storage.ways import Way, find_way, learn_gaps
 from weighbridge.values import Manifest, PartKey
 
 _BASE = "base"
@@ -37,6 +38,7 @@ class Rebuilder:
         self._wanted: set[PartKey] = set()
         self._ways: dict[int, Way] = {}
         self._images: dict[str, FolderImage] = {}
+        self._damaged: list[Manifest] = []
 
     def expect(self, keys: Iterable[PartKey]) -> None:
         """Says which parts will have to be made, so that the way chosen is the shortest for all of them together."""
@@ -45,10 +47,11 @@ class Rebuilder:
             self._ways.clear()
 
     def rebuild(self, key: PartKey, version: int, wanted: bytes) -> Bytes:
-        """A part's bytes at a version, whose digest is `wanted`, in an array of their own.
+        """A part's bytes at a version, whose digest is `wanted`, in an array of their own. Where shards were collected,
+        are gone or are damaged, the next way is tried.
 
         Raises DigestMismatch when no source leads there, ReplicaError or VersionRetired when there is no source at
-        all, and what a fetch raises.
+        all, and what a fetch raises otherwise.
         """
         failures: list[str] = []
         for other in self._others:
@@ -58,16 +61,19 @@ class Rebuilder:
                 found = self._lead(other.copy, key, other.parts[key], deltas, wanted, failures)
                 if found is not None:
                     return found
-        try:
-            way = self._way(key, version)
-        except (ReplicaError, VersionRetired) as error:
-            if not failures:
-                raise
-            failures.append(str(error))
-        else:
+        for _ in range(PLANS):
+            try:
+                way = self._way(key, version)
+            except (ReplicaError, VersionRetired) as error:
+                if not failures:
+                    raise
+                failures.append(str(error))
+                break
             found = self._by_way(way, key, wanted, failures)
             if found is not None:
                 return found
+            if not self._is_closed(way):
+                break
         raise DigestMismatch(
             f"{key.tensor} at byte {key.offset}: its bytes at version {version} could not be made again "
             f"({'; '.join(failures)}). Nothing was written; give the base folder, or seed this replica anew."
@@ -87,8 +93,28 @@ class Rebuilder:
                 self.expect([key])
             if version not in self._ways:
                 held = {} if self._site.base is None else {0: 0}
-                self._ways[version] = find_way(self._site.lineage, version, held=held, weigh=self._weigh)
+                try:
+                    for manifest in self._damaged:
+                        self._site.lineage.forget_shards(manifest)
+                    self._ways[version] = find_way(self._site.lineage, version, held=held, weigh=self._weigh)
+                finally:
+                    for manifest in self._damaged:
+                        self._site.lineage.recall_shards(manifest)
             return self._ways[version]
+
+    def _is_closed(self, way: Way) -> bool:
+        """Whether shards of a way are gone or damaged; then the next way does not count on them."""
+        lineage = self._site.lineage
+        with self._lock:
+            damaged = [manifest for manifest in self._site.spool.damaged if manifest in way.manifests]
+            learn_gaps(lineage, way, damaged=damaged)
+            self._damaged += damaged
+            closed = any(map(lineage.are_shards_gone, way.manifests))
+            for manifest in damaged:  # somebody may restore it: only this object goes around it
+                lineage.recall_shards(manifest)
+            if closed and self._ways.get(way.target) is way:
+                del self._ways[way.target]
+            return closed
 
     def _weigh(self, manifest: Manifest) -> int:
         shards = {row.shard for row in manifest.rows if row.key in self._wanted}
@@ -125,7 +151,7 @@ class Rebuilder:
         try:
             with deltas.steps(key) as steps:
                 lead(data, steps, digest_kind=self._site.kind)
-        except CorruptData as error:
+        except (CorruptData, ObjectMissing, VersionRetired) as error:
             failures.append(str(error))
             return None
         finally:

@@ -10,7 +10,10 @@ from tests.faults.faulty_store import FaultyStore
 from tests.replica.runs import WEIGHT_FILES, SmallRun, flip, spec, versions_in
 
 from weighbridge.errors import DigestMismatch, PayloadCorrupt, ShardCorrupt
+from weighbridge.storage.anchor_sources import anchor_from_store
 from weighbridge.storage.checkpoint import open_checkpoint
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.manifest import retired_key, shard_key
 from weighbridge.storage.replica import bring_up, open_replica, verify_folder
 
 
@@ -111,6 +114,34 @@ def test_a_flipped_byte_is_made_again_before_a_pull_goes_on_and_the_pull_says_wh
     read = {call[1] for call in store.calls if call[0] == "get_range"}
     assert read == {f"versions/{2:012d}/{run.lineage.manifest(2).shards[0].name}"}
     assert versions_in(run, folder / "current") == {3}
+
+
+@pytest.mark.parametrize("trouble", ["collected", "gone", "damaged"])
+def test_a_part_is_made_again_from_an_anchor_where_the_other_ways_are_closed(
+    run: SmallRun, folder: Path, tmp_path: Path, trouble: str
+) -> None:
+    """The spare is at version 0, and so is the base: the deltas up to the anchor are of no use any more."""
+    for _ in range(10):
+        run.push()
+    anchor_from_store(Lineage(run.store), 8, base=run.base, spool=tmp_path / "anchoring")
+    bring_up(folder, store=run.store, base=run.base)
+    for version in range(1, 6):
+        manifest = run.lineage.manifest(version)
+        if trouble == "collected":
+            run.store.create(retired_key(manifest), b"{}")
+        for index, shard in enumerate(manifest.shards):
+            if trouble != "damaged":
+                run.store.delete(shard_key(version, shard))
+                continue
+            path = run.shard_path(version, index)
+            path.chmod(0o644)
+            flip(path, path.stat().st_size - 1)
+    shutil.rmtree(folder / "spool")
+    rot(loaded(folder), "layers.0.attn.weight", quietly=True)
+    result = bring_up(folder, store=run.store, base=run.base, scrub=True)
+    assert (result.recovery.how, result.repaired, result.version) == ("repaired", 1, 10)
+    assert versions_in(run, loaded(folder)) == {10}
+    verify_folder(folder, run.lineage).demand()
 
 
 def test_strangers_in_the_spool_are_named_and_hold_nobody_up(run: SmallRun, replica: Path) -> None:
