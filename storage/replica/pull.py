@@ -41,7 +41,7 @@ def bring_up(
     copies: int = 2,
     durability: Durability = "power",
     lock_seconds: float = 10.0,
-    foreign: Foreign = "reseed",
+    foreign: Foreign = "refuse",
     threads: int = 2,
     clock: Clock | None = None,
     disk: Disk | None = None,

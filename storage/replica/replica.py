@@ -266,7 +266,7 @@ def open_replica(
     copies: int = 2,
     durability: Durability = "power",
     lock_seconds: float = 10.0,
-    foreign: Foreign = "reseed",
+    foreign: Foreign = "refuse",
     threads: int = 2,
     toward: int | None = None,
     lineage: Lineage | None = None,
@@ -276,7 +276,7 @@ def open_replica(
     """Takes ownership of the replica in `folder`, makes or mends it, and gives it back at the end.
 
     A new replica is seeded from `base`, or, without one, from the newest anchor up to version `toward`. A replica of
-    another run or base is seeded anew, which `recovery` says, or with `foreign="refuse"` raises ForeignRun. Raises
+    another run or base raises ForeignRun, or with `foreign="reseed"` is seeded anew, which `recovery` says. Raises
     ReplicaLocked, LineageError when the store holds no run, UsageError for a folder that holds something else,
     DiskFull, and what the store raises.
     """
@@ -328,7 +328,8 @@ def _identify(layout: Layout, lineage: Lineage, copies: int, foreign: Foreign) -
         if foreign == "refuse":
             raise ForeignRun(
                 f"{layout.folder} is a replica of run {found.run_id} and {lineage.store.url} holds run {run.run_id}, "
-                "or another base. Nothing was changed; give another replica folder, or let it be seeded anew."
+                "or another base. Nothing was changed; check the store, give another replica folder, or have this one "
+                "seeded anew with `--reseed`."
             )
         return (
             fresh,

@@ -263,18 +263,21 @@ def test_a_base_folder_of_another_model_is_refused_and_nothing_is_replaced(
     assert not (folder / "current").exists()
 
 
-def test_a_replica_of_another_run_is_seeded_anew_and_says_so(run: SmallRun, folder: Path, tmp_path: Path) -> None:
+def test_a_replica_of_another_run_is_refused_and_seeded_anew_only_when_told_to(
+    run: SmallRun, folder: Path, tmp_path: Path
+) -> None:
     run.push()
     bring_up(folder, store=run.store, base=run.base)
+    before = {name: digest_tree(folder / name) for name in ("copies", "state", "spool")}
     other = SmallRun(tmp_path / "other", seed=9, run_id="run-2")
     other.push()
-    with (
-        pytest.raises(ForeignRun, match="run-1"),
-        open_replica(folder, store=other.store, base=other.base, foreign="refuse"),
-    ):
+    refused = pytest.raises(ForeignRun, match=r"of run run-1 .*holds run run-2.*Nothing was changed.*--reseed")
+    with refused, open_replica(folder, store=other.store, base=other.base):
         pass
-    assert versions_in(run, folder / "current") == {1}
-    result = bring_up(folder, store=other.store, base=other.base)
+    with refused:
+        bring_up(folder, store=other.store, base=other.base, scrub=True)
+    assert {name: digest_tree(folder / name) for name in before} == before
+    result = bring_up(folder, store=other.store, base=other.base, foreign="reseed")
     assert result.recovery.how == "reseeded" and any("run-1" in note for note in result.recovery.notes)
     assert versions_in(other, folder / "current") == {1}
     assert verify_folder(folder, other.lineage).ok

@@ -2,13 +2,13 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import structlog
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Store, settings_of, store_of
+from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Reseed, Store, settings_of, store_of
 from weighbridge.errors import EngineError
 from weighbridge.settings import Settings
 from weighbridge.storage.lineage import Lineage, RunInfo
@@ -31,6 +31,7 @@ def host(
     engine_url: str | None = None,
     copies: int | None = None,
     durability: str | None = None,
+    reseed: Reseed = False,
     ready_file: Annotated[Path | None, Parameter(help="Written when the host is ready, removed when it ends.")] = None,
     log_json: LogJson = False,
 ) -> None:
@@ -67,10 +68,10 @@ def host(
         durability=durability,
     )
     logs.to_stderr(json_lines=log_json or settings.log_json)
-    _serve(settings, ready_file)
+    _serve(settings, ready_file, "reseed" if reseed else "refuse")
 
 
-def _serve(settings: Settings, ready_file: Path | None) -> None:
+def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed", "refuse"]) -> None:
     from weighbridge.flows.worker import WorkerOptions, serve_host
     from weighbridge.storage.replica import open_replica
     from weighbridge.tasks.engines.choose import open_engine
@@ -89,6 +90,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> None:
             copies=settings.copies,
             durability=settings.durability,
             lock_seconds=settings.lock_deadline,
+            foreign=foreign,
             threads=settings.encode_threads,
         ) as replica,
         guarded(settings.engine_spec, settings.replica) as guard,

@@ -17,6 +17,9 @@ Run = Annotated[str | None, Parameter(name="--run", help="The run's id; by defau
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="JSON instead of text.")]
 Arrow = Annotated[Path | None, Parameter(name="--arrow", help="Write the answer to this file, as Arrow IPC.")]
 Limit = Annotated[int | None, Parameter(name=["--limit", "-n"], help="At most so many.")]
+Reseed = Annotated[
+    bool, Parameter(name="--reseed", negative=(), help="Seed a replica of another run or base anew, for this one.")
+]
 LogJson = Annotated[bool, Parameter(name="--log-json", negative=(), help="Events as JSON lines on standard error.")]
 Version = Annotated[int | None, Parameter(name="--version", help="The version; by default the newest.")]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Store, Version, settings_of, store_of
+from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Reseed, Store, Version, settings_of, store_of
 from weighbridge.cli.progress import showing
 from weighbridge.cli.report import print_json, print_line, size
 from weighbridge.errors import UsageError
@@ -24,6 +24,7 @@ def pull(
     replica: ReplicaFolder = None,
     version: Version = None,
     rollback: Annotated[bool, Parameter(negative=(), help="Go back to an older version.")] = False,
+    reseed: Reseed = False,
     scrub: Annotated[bool, Parameter(negative=(), help="Digest every byte first, and repair what rotted.")] = False,
     copies: int | None = None,
     durability: str | None = None,
@@ -57,6 +58,7 @@ def pull(
             copies=settings.copies,
             durability=settings.durability,
             lock_seconds=settings.lock_deadline,
+            foreign="reseed" if reseed else "refuse",
             threads=settings.encode_threads,
             on_progress=on_progress,
         )
