@@ -19,8 +19,6 @@ from weighbridge.storage.retention import (
     GcPlan,
     plan_gc,
     take_stock,
-    wanted_versions,
-    what_is_kept,
 )
 from weighbridge.storage.sealed_json import seal
 from weighbridge.values import Manifest
@@ -48,12 +46,20 @@ def run_gc(lineage: Lineage, *, keep: int, clock: Clock, grace_seconds: float = 
 
     Raises like `plan_gc`; whatever happens, every version that is kept can be rebuilt.
     """
-    plan = plan_gc(lineage, keep=keep, grace_seconds=grace_seconds)
+    proofs: dict[int, str | None] = {}
+    plan = plan_gc(lineage, keep=keep, grace_seconds=grace_seconds, proofs=proofs)
     result = GcResult(plan)
     work = _Collection(lineage, clock, result)
+    work.distrust(plan)
     fresh = set(plan.marks)
     due = [form for form in plan.forms if form not in fresh or work.mark(form)]
-    needed = _needed_now(lineage, keep, grace_seconds) if due else frozenset[Form]()
+    needed = frozenset[Form]()
+    if due:
+        # What is needed by names and hosts as they are once the marks stand. `kept.keep` looks for marks after its name
+        # stands, so of one who names a version and one who collects it, one sees the other.
+        now = plan_gc(lineage, keep=keep, grace_seconds=grace_seconds, proofs=proofs)
+        needed = now.keeping.needed
+        work.distrust(now)
     for form in due:
         if form in needed:
             result.spared.append(form)
@@ -73,17 +79,25 @@ def run_gc(lineage: Lineage, *, keep: int, clock: Clock, grace_seconds: float = 
     return result
 
 
-def _needed_now(lineage: Lineage, keep: int, grace_seconds: float) -> frozenset[Form]:
-    """What is needed by names and hosts as they are once the marks stand. `kept.keep` looks for marks after its name
-    stands, so of one who names a version and one who collects it, one sees the other."""
-    stock = take_stock(lineage)
-    return what_is_kept(stock, wanted_versions(lineage, stock.head, keep=keep, grace_seconds=grace_seconds)).needed
+def distrusted(version: int, flaw: str) -> str:
+    """What a person is told of a damaged anchor."""
+    return (
+        f"the anchor of version {version} is damaged: {flaw.rstrip('.')}. Nothing was let go for its sake; make an "
+        "anchor of a newer version (`weighbridge anchor`)"
+    )
 
 
 class _Collection:
     def __init__(self, lineage: Lineage, clock: Clock, result: GcResult) -> None:
         self._lineage, self._clock, self._result = lineage, clock, result
         self._by = uuid.uuid4().hex
+        self._distrusted: set[int] = set()
+
+    def distrust(self, plan: GcPlan) -> None:
+        """Says which anchors are damaged, each once."""
+        for version in sorted(plan.damaged.keys() - self._distrusted):
+            self._distrusted.add(version)
+            self._failed(distrusted(version, plan.damaged[version]))
 
     def mark(self, form: Form) -> bool:
         """Writes the mark of a form; whether its shards may go now."""

@@ -3,12 +3,13 @@ collected. docs/OPERATIONS.md has the rules in words."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weighbridge.errors import CorruptData, ManifestCorrupt, UsageError, VersionUnknown
 from weighbridge.storage.kept import kept_names
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import SERVED, head_of, read_record, record_hosts
+from weighbridge.storage.shard_proof import bytes_flaw, sizes_flaw
 from weighbridge.storage.store_time import store_now_ns
 from weighbridge.storage.stores.contract import ObjectInfo, Store
 from weighbridge.values import HostRecord
@@ -33,13 +34,16 @@ class Form:
 @dataclass(slots=True)
 class Stock:
     """What a root holds: for each form the shards that are listed under it (those of dead attempts too), with their
-    bytes; which forms are marked, and which of these have all their shards nevertheless."""
+    bytes; which forms are marked, and which of these have all their shards nevertheless. `damaged` says of anchors that
+    ought to stand what is wrong with them, `unreadable` are those of them whose own manifest is."""
 
     head: int
     shards: dict[Form, dict[str, int]] = field(default_factory=dict)
     marked: set[Form] = field(default_factory=set)
     spared: set[Form] = field(default_factory=set)
     anchors: set[int] = field(default_factory=set)
+    damaged: dict[int, str] = field(default_factory=dict)
+    unreadable: set[int] = field(default_factory=set)
 
     def stands(self, form: Form) -> bool:
         """Whether a form can still be fetched: nobody marked it, or its shards were spared."""
@@ -58,13 +62,15 @@ class Keeping:
 class GcPlan:
     """What a collection would do: `marks` are written first, then the shards of all `forms` go, `nbytes` in all.
 
-    `forms` that were marked before are those whose shards an earlier collection could not delete.
+    `forms` that were marked before are those whose shards an earlier collection could not delete. `damaged` are anchors
+    that nothing was let go for, each with what is wrong with it.
     """
 
     keeping: Keeping
     marks: tuple[Form, ...]
     forms: tuple[Form, ...]
     nbytes: int
+    damaged: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +99,85 @@ def take_stock(lineage: Lineage) -> Stock:
     for form in stock.marked & stock.shards.keys():
         if _is_whole(lineage, form, stock.shards[form]):
             stock.spared.add(form)
+    for version in sorted(stock.anchors):
+        if stock.stands(Form(version, True)):
+            _prove_listed(lineage, stock, version)
     return stock
 
 
-def plan_gc(lineage: Lineage, *, keep: int, grace_seconds: float = GRACE_SECONDS) -> GcPlan:
+def _prove_listed(lineage: Lineage, stock: Stock, version: int) -> None:
+    """Whether an anchor opens, and all that it names is there; notes what is wrong with it."""
+    form = Form(version, True)
+    try:
+        anchor = lineage.anchor(version)
+        flaw = sizes_flaw(lineage.store, anchor, listed=stock.shards.get(form, {}))
+    except (ManifestCorrupt, VersionUnknown) as error:
+        stock.damaged[version] = str(error)
+        stock.unreadable.add(version)
+        return
+    if flaw is not None and lineage.is_marked(anchor):  # by another collection, since it was listed
+        stock.marked.add(form)
+        stock.spared.discard(form)
+    elif flaw is not None:
+        stock.damaged[version] = flaw
+
+
+def plan_gc(
+    lineage: Lineage, *, keep: int, grace_seconds: float = GRACE_SECONDS, proofs: dict[int, str | None] | None = None
+) -> GcPlan:
     """What may go: every form that no kept version's way needs.
 
     Kept are the last `keep` versions, named ones, and for each host that wrote a record in the last `grace_seconds`
     (by the store's own time) those from what it may patch up to the head, with every delta in between. A version's way
-    is the newest anchor at or below it that stands, or the base, and all deltas after it. Raises UsageError for a
-    `keep` below 1, CorruptData when a name cannot be read, StoreError.
+    is the newest anchor at or below it that stands whole, or the base, and all deltas after it. An anchor for which
+    something may go is read to its last byte first; one that does not prove is in `damaged`, and counts as none. What
+    is in `proofs` (by version: what is wrong with its anchor, or None) is not read again; what is read is added.
+
+    Raises UsageError for a `keep` below 1, CorruptData when a name cannot be read, StoreError.
     """
     if keep < 1:
         raise UsageError(f"gc keeps at least one version, not {keep}. Nothing was collected.")
     stock = take_stock(lineage)
-    keeping = what_is_kept(stock, wanted_versions(lineage, stock.head, keep=keep, grace_seconds=grace_seconds))
-    held = [f for f in stock.shards if (f.version in stock.anchors if f.is_anchor else f.version > 0)]
-    gone = sorted((f for f in held if f not in keeping.needed), key=lambda f: (f.version, f.is_anchor))
+    wanted = wanted_versions(lineage, stock.head, keep=keep, grace_seconds=grace_seconds)
+    proofs = {} if proofs is None else proofs
+    keeping = what_is_kept(stock, wanted)
+    gone = _what_may_go(stock, keeping)
+    while _prove_relied_on(lineage, stock, wanted, keeping, gone, proofs):
+        keeping = what_is_kept(stock, wanted)
+        gone = _what_may_go(stock, keeping)
     nbytes = sum(sum(stock.shards[form].values()) for form in gone)
-    return GcPlan(keeping, tuple(f for f in gone if f not in stock.marked), tuple(gone), nbytes)
+    return GcPlan(keeping, tuple(f for f in gone if f not in stock.marked), tuple(gone), nbytes, stock.damaged)
+
+
+def _what_may_go(stock: Stock, keeping: Keeping) -> list[Form]:
+    collectable = stock.anchors - stock.unreadable
+    held = [f for f in stock.shards if (f.version in collectable if f.is_anchor else f.version > 0)]
+    return sorted((f for f in held if f not in keeping.needed), key=lambda f: (f.version, f.is_anchor))
+
+
+def _prove_relied_on(
+    lineage: Lineage,
+    stock: Stock,
+    wanted: Sequence[Wanted],
+    keeping: Keeping,
+    gone: Sequence[Form],
+    proofs: dict[int, str | None],
+) -> bool:
+    """Reads the anchors without which something that may go would be needed; whether one was found damaged."""
+    found = False
+    for version in sorted(form.version for form in keeping.needed if form.is_anchor):
+        if version in stock.damaged:
+            continue
+        without = replace(stock, damaged={**stock.damaged, version: "not proven"})
+        if what_is_kept(without, wanted).needed.isdisjoint(gone):
+            continue
+        if version not in proofs:
+            proofs[version] = bytes_flaw(lineage.store, lineage.anchor(version))
+        flaw = proofs[version]
+        if flaw is not None:
+            stock.damaged[version] = flaw
+            found = True
+    return found
 
 
 def wanted_versions(lineage: Lineage, head: int, *, keep: int, grace_seconds: float) -> list[Wanted]:
@@ -127,7 +193,8 @@ def wanted_versions(lineage: Lineage, head: int, *, keep: int, grace_seconds: fl
 
 
 def what_is_kept(stock: Stock, wanted: Sequence[Wanted]) -> Keeping:
-    """The forms that wanted versions need. One to which no whole way leads any more is not kept: it is lost already."""
+    """The forms that wanted versions need. One to which no whole way leads any more is not kept: it is lost already;
+    but if only damaged anchors are in its way, what it would need stays, and so do they."""
     starts = way_starts(stock)
     edges = [0] * (stock.head + 2)  # +1 where a stretch of needed deltas begins, -1 behind its end
     needed: set[Form] = set()
@@ -136,9 +203,11 @@ def what_is_kept(stock: Stock, wanted: Sequence[Wanted]) -> Keeping:
         start = starts[version]
         if start is None:
             continue
-        reasons[version] = (*reasons.get(version, ()), why)
+        if start == 0 or start not in stock.damaged:
+            reasons[version] = (*reasons.get(version, ()), why)
         if start in stock.anchors:
             needed.add(Form(start, True))
+        needed.update(Form(damaged, True) for damaged in stock.damaged if start <= damaged <= version)
         edges[min(start, since) + 1] += 1
         edges[version + 1] -= 1
     stretches = 0
@@ -150,17 +219,19 @@ def what_is_kept(stock: Stock, wanted: Sequence[Wanted]) -> Keeping:
 
 
 def way_starts(stock: Stock) -> list[int | None]:
-    """For each version where its way begins: the newest anchor at or below it that stands, else the base (0); None when
-    a delta in between is gone."""
+    """For each version where its way begins: the newest anchor at or below it that stands whole, else the base (0),
+    else a damaged anchor that no whole delta leads past; None when a delta in between is gone."""
     starts: list[int | None] = []
     for version in range(stock.head + 1):
         anchor, delta = Form(version, True), Form(version, False)
-        if version in stock.anchors and stock.stands(anchor) and anchor in stock.shards:
+        stands = version in stock.anchors and stock.stands(anchor) and anchor in stock.shards
+        if stands and version not in stock.damaged:
             starts.append(version)
         elif version == 0:
             starts.append(0)
         else:
-            starts.append(starts[-1] if stock.stands(delta) else None)
+            start = starts[-1] if stock.stands(delta) else None
+            starts.append(version if start is None and version in stock.damaged else start)
     return starts
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.faults.faulty_store import Fault, FaultyStore, Killed
 from tests.faults.virtual_clock import VirtualClock
-from tests.replica.runs import SmallRun, versions_in
+from tests.replica.runs import SmallRun, flip, versions_in
 from tests.storage.test_records import record as some_record
 
 from weighbridge.errors import CorruptData, LineageError, UsageError, VersionRetired, VersionUnknown
@@ -23,7 +23,7 @@ from weighbridge.storage.gc import GcResult, run_gc
 from weighbridge.storage.kept import keep, kept_names, release
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import LocalDisk
-from weighbridge.storage.manifest import manifest_key
+from weighbridge.storage.manifest import anchor_key, manifest_key, shard_key
 from weighbridge.storage.records import record_key, write_record
 from weighbridge.storage.replica import bring_up, open_replica
 from weighbridge.storage.retention import plan_gc, watermarks
@@ -102,6 +102,55 @@ def test_the_last_versions_and_their_whole_ways_stay_and_all_manifests(run: Smal
     assert audit(run.store).ok
     again = gc(run, keep=3)
     assert again.plan.forms == () and again.deleted_objects == 0
+
+
+def damage(run: SmallRun, version: int, how: str) -> str:
+    """Damages an anchor; what is damaged."""
+    root, shard = Path(run.store.url), Lineage(run.store).anchor(version).shards[0]
+    key = anchor_key(version) if how == "manifest" else shard_key(version, shard)
+    if how == "missing":
+        (root / key).unlink()
+    elif how == "short":
+        (root / key).write_bytes((root / key).read_bytes()[:-1])
+    else:
+        flip(root / key, (root / key).stat().st_size // 2)
+    return key
+
+
+@pytest.mark.parametrize("how", ["manifest", "missing", "short", "flipped"])
+def test_nothing_goes_for_the_sake_of_a_damaged_anchor_and_it_is_named(run: SmallRun, tmp_path: Path, how: str) -> None:
+    anchor(run, tmp_path, 3, 9)
+    key = damage(run, 9, how)
+    before = shards_of(run)
+    plan = plan_gc(run.lineage, keep=2)
+    assert shards_of(run) == before and key in plan.damaged[9]
+    result = gc(run, keep=2)
+    assert [key in failure for failure in result.failures] == [True], result.failures
+    assert set(result.plan.keeping.reasons) == {9, 10} == {9, 10} & rebuildable(run, tmp_path)
+    assert {5, 6, 8, 9} <= {form.version for form in result.plan.keeping.needed}
+    assert not any(info.key.endswith("9/anchor-retired") for info in run.store.list("versions"))
+
+
+@pytest.mark.parametrize("how", ["manifest", "missing", "flipped"])
+def test_what_a_damaged_anchor_would_need_stays_even_when_no_other_way_is_left(
+    run: SmallRun, tmp_path: Path, how: str
+) -> None:
+    anchor(run, tmp_path, 6)
+    gc(run, keep=3)
+    damage(run, 6, how)
+    before = shards_of(run)
+    assert gc(run, keep=3).deleted_objects == 0 and shards_of(run) == before
+
+
+def test_an_anchor_is_read_only_when_something_goes_for_its_sake_and_once(run: SmallRun, tmp_path: Path) -> None:
+    anchor(run, tmp_path, 6, 9)
+    store = FaultyStore(run.store)
+    gc(run, keep=3, store=store)
+    read = [call[1] for call in store.calls if call[0] == "get_range"]
+    assert len(read) == len(set(read)) > 0
+    store.calls.clear()
+    gc(run, keep=3, store=store)
+    assert [call for call in store.calls if call[0] == "get_range"] == []
 
 
 def test_named_versions_stay_until_they_are_released(run: SmallRun, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from weighbridge.cli.options import Json, LogJson, Store, settings_of, store_of
 from weighbridge.cli.report import print_json, print_line, print_table, size
 from weighbridge.storage import kept
 from weighbridge.storage.clock import SystemClock
-from weighbridge.storage.gc import run_gc
+from weighbridge.storage.gc import distrusted, run_gc
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.retention import GcPlan, plan_gc
 
@@ -100,9 +100,15 @@ def names(*, store: Store = None, json: Json = False) -> None:
 
 
 def _say(plan: GcPlan, *, json: bool) -> None:
+    failures = [distrusted(version, flaw) for version, flaw in sorted(plan.damaged.items())]
     if json:
         print_json(
-            {"would_collect": [str(form) for form in plan.forms], "bytes": plan.nbytes, "kept": plan.keeping.reasons}
+            {
+                "would_collect": [str(form) for form in plan.forms],
+                "bytes": plan.nbytes,
+                "kept": plan.keeping.reasons,
+                "failures": failures,
+            }
         )
         return
     for form in plan.forms:
@@ -110,3 +116,5 @@ def _say(plan: GcPlan, *, json: bool) -> None:
     print_line(f"{len(plan.forms)} would go, {size(plan.nbytes)}; nothing was changed")
     for version, reasons in sorted(plan.keeping.reasons.items()):
         print_line(f"keeps version {version}: {', '.join(reasons)}")
+    for failure in failures:
+        print_line(f"trouble: {failure}")
