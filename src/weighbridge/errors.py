@@ -16,6 +16,7 @@ WeighbridgeError                     1
 │   └── CommitStateUnknown           7   a commit was sent and its outcome could not be read
 ├── LineageError (LookupError)       8   a version, run or base that is not the one meant
 │   ├── ForeignRun                   8   the root or replica belongs to another run or base
+│   ├── ReplicaAhead                 8   the replica holds a version that the store does not have
 │   └── VersionUnknown               8   a version that was never published
 │       └── VersionRetired           8   a version whose shards were collected
 ├── CorruptData (ValueError)         9   bytes that do not prove what they claim
@@ -109,6 +110,10 @@ class LineageError(WeighbridgeError, LookupError):
 
 class ForeignRun(LineageError):
     """The root or the replica belongs to another run, or to another base."""
+
+
+class ReplicaAhead(LineageError):
+    """The replica holds a version that the store does not have: the store was rewound, or it is another."""
 
 
 class VersionUnknown(LineageError):

@@ -49,6 +49,7 @@ def bring_up(
 ) -> PullResult:
     """Makes, mends and brings the replica in `folder` to a version (None: the head). `folder`/current is the result.
 
+    A replica that is ahead of its store goes back only with `rollback` and a `version`; else ReplicaAhead is raised.
     `scrub` first digests every byte and mends what differs. Raises like `open_replica`, `Replica.fetch` and
     `Replica.apply`; whatever fails, the version that `current` leads to stays whole.
     """
@@ -62,6 +63,7 @@ def bring_up(
         durability=durability,
         lock_seconds=lock_seconds,
         foreign=foreign,
+        rewound_to=version if rollback else None,
         threads=threads,
         toward=version,
         clock=clock,

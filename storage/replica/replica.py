@@ -13,6 +13,7 @@ import structlog
 from weighbridge.errors import (
     DigestMismatch,
     ForeignRun,
+    ReplicaAhead,
     ReplicaError,
     UsageError,
 )
@@ -28,7 +29,7 @@ from weighbridge.storage.replica.plan import Plan, make_plan
 from weighbridge.storage.replica.recover import Recovery, recover
 from weighbridge.storage.replica.seed import seed_by_way
 from weighbridge.storage.replica.site import Site
-from weighbridge.storage.replica.state import CopyState, touched
+from weighbridge.storage.replica.state import CopyState, read_state, touched
 from weighbridge.storage.state import base_digests
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.ways import Way
@@ -267,6 +268,7 @@ def open_replica(
     durability: Durability = "power",
     lock_seconds: float = 10.0,
     foreign: Foreign = "refuse",
+    rewound_to: int | None = None,
     threads: int = 2,
     toward: int | None = None,
     lineage: Lineage | None = None,
@@ -276,9 +278,10 @@ def open_replica(
     """Takes ownership of the replica in `folder`, makes or mends it, and gives it back at the end.
 
     A new replica is seeded from `base`, or, without one, from the newest anchor up to version `toward`. A replica of
-    another run or base raises ForeignRun, or with `foreign="reseed"` is seeded anew, which `recovery` says. Raises
-    ReplicaLocked, LineageError when the store holds no run, UsageError for a folder that holds something else,
-    DiskFull, and what the store raises.
+    another run or base raises ForeignRun, or with `foreign="reseed"` is seeded anew, which `recovery` says. One that is
+    ahead of its store raises ReplicaAhead, or is mended for the store as it is when the version `rewound_to` is wanted.
+    Raises ReplicaLocked, LineageError when the store holds no run, UsageError for a folder that holds something
+    else, DiskFull, and what the store raises.
     """
     if copies not in (1, 2):
         raise UsageError(f"a replica keeps one or two copies, not {copies}")
@@ -290,8 +293,9 @@ def open_replica(
     disk.make_folder(layout.folder)
     with owned(layout.lock, disk=disk, clock=clock, seconds=lock_seconds):
         identity, first, note = _identify(layout, lineage, copies, foreign)
+        rewound = _is_ahead(layout, lineage, identity, rewound_to)
         spool = Spool(layout.spool, lineage, disk=disk, clock=clock, threads=fetchers(threads))
-        if first or note:
+        if first or note or rewound:
             spool.empty()
             disk.write_atomic(layout.identity, identity.to_bytes())
         disk.make_folder(layout.states, mode=PRIVATE_FOLDER)
@@ -313,6 +317,24 @@ def _check_folder(layout: Layout) -> None:
             f"{layout.folder} is not a replica and not empty ({', '.join(strangers[:3])}). Nothing was changed; give "
             "an empty folder."
         )
+
+
+def _is_ahead(layout: Layout, lineage: Lineage, identity: Identity, rewound_to: int | None) -> bool:
+    """Whether a copy holds a version that the store does not have. Raises ReplicaAhead for that unless `rewound_to`
+    says which version is wanted, and VersionUnknown when the store does not have that one either."""
+    states = [read_state(layout.state(name), replica_id=identity.replica_id, copy=name) for name in identity.names]
+    newest = max((state.version for state in states if state is not None), default=-1)
+    if newest < 0 or lineage.is_committed(newest):
+        return False
+    head = lineage.head()
+    if rewound_to is None:
+        raise ReplicaAhead(
+            f"{layout.folder} holds version {newest} and is ahead of {lineage.store.url}, whose head is {head}: the "
+            "store was rewound, or is an older copy. Nothing was changed; check the store, and if the older version is "
+            f"wanted, `weighbridge pull --rollback --version {max(head, 0)}`."
+        )
+    lineage.manifest(rewound_to)
+    return True
 
 
 def _identify(layout: Layout, lineage: Lineage, copies: int, foreign: Foreign) -> tuple[Identity, bool, str]:

@@ -12,12 +12,15 @@ from weighbridge.errors import (
     DigestMismatch,
     ForeignRun,
     LineageError,
+    ReplicaAhead,
     ReplicaError,
     ReplicaLocked,
     UsageError,
     VersionRetired,
     VersionUnknown,
 )
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.manifest import manifest_key
 from weighbridge.storage.replica import bring_up, open_replica, verify_folder
 from weighbridge.storage.replica.replica import Replica
 
@@ -288,9 +291,35 @@ def test_a_replica_ahead_of_its_store_is_recognised(run: SmallRun, folder: Path,
     run.push()
     bring_up(folder, store=run.store, base=run.base)
     twin = SmallRun(tmp_path / "twin")  # the same run and base, restored from before version 1
-    result = bring_up(folder, store=twin.store, base=twin.base)
+    before = {name: digest_tree(folder / name) for name in ("copies", "state", "spool")}
+    for wanted in ({}, {"scrub": True}, {"rollback": True}, {"foreign": "reseed"}, {"version": 0}):
+        with pytest.raises(ReplicaAhead, match=r"version 2 .*head is 0.*Nothing was changed.*--rollback --version 0"):
+            bring_up(folder, store=twin.store, base=twin.base, **wanted)  # type: ignore[arg-type]
+    with pytest.raises(ReplicaAhead), open_replica(folder, store=twin.store, base=twin.base):
+        pass
+    with pytest.raises(VersionUnknown):
+        bring_up(folder, store=twin.store, base=twin.base, version=1, rollback=True)
+    assert {name: digest_tree(folder / name) for name in before} == before
+    assert versions_in(run, folder / "current") == {2}
+    result = bring_up(folder, store=twin.store, base=twin.base, version=0, rollback=True)
     assert result.version == 0 and result.recovery.how == "reseeded"
     assert versions_in(twin, folder / "current") == {0}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_replica_one_version_ahead_of_a_rewound_store_goes_back_when_told_to(
+    run: SmallRun, folder: Path, copies: int
+) -> None:
+    for _ in range(8):
+        run.push()
+        bring_up(folder, store=run.store, base=run.base, copies=copies)
+    run.store.delete(manifest_key(8))
+    with pytest.raises(ReplicaAhead, match=r"version 8 .*head is 7"):
+        bring_up(folder, store=run.store, base=run.base, copies=copies)
+    assert versions_in(run, folder / "current") == {8}
+    result = bring_up(folder, store=run.store, base=run.base, copies=copies, version=7, rollback=True)
+    assert result.version == 7 and versions_in(run, folder / "current") == {7}
+    assert verify_folder(folder, Lineage(run.store)).ok
 
 
 def test_one_copy_is_out_of_reach_while_it_is_dirty_and_is_back_after(run: SmallRun, folder: Path) -> None:
