@@ -8,7 +8,15 @@ from pathlib import Path
 
 import structlog
 
-from weighbridge.errors import DigestMismatch, ManifestCorrupt, StoreError, StoreRefused, VersionRetired, VersionUnknown
+from weighbridge.errors import (
+    DigestMismatch,
+    ManifestCorrupt,
+    ShardCorrupt,
+    StoreError,
+    StoreRefused,
+    VersionRetired,
+    VersionUnknown,
+)
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.codecs import encode_whole
 from weighbridge.storage.codecs.contract import Bytes
@@ -18,6 +26,7 @@ from weighbridge.storage.lineage import ANCHORS_FOLDER, Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
 from weighbridge.storage.manifest import anchor_key, shard_key, to_bytes
 from weighbridge.storage.replica.parallel import in_parallel
+from weighbridge.storage.shard_proof import bytes_flaw, sizes_flaw
 from weighbridge.storage.state import state_digest
 from weighbridge.storage.transfer import upload_file
 from weighbridge.values import Manifest, PartKey, PartRow, ShardInfo
@@ -57,13 +66,18 @@ def state_at(lineage: Lineage, version: int) -> State:
     return State(target, rows, tensors)
 
 
-def _newest_anchor(lineage: Lineage, version: int) -> Manifest | None:
+def _newest_anchor(lineage: Lineage, version: int, *, with_shards: bool = False) -> Manifest | None:
     for number in reversed(lineage.anchors()):
         if number <= version:
             try:
-                return lineage.anchor(number)
+                anchor = lineage.anchor(number)
             except (VersionUnknown, ManifestCorrupt) as error:
                 log.warning("an anchor is of no use", version=number, error=str(error))
+                continue
+            flaw = sizes_flaw(lineage.store, anchor) if with_shards else None
+            if flaw is None:
+                return anchor
+            log.warning("an anchor is of no use", version=number, error=flaw)
     return None
 
 
@@ -71,15 +85,13 @@ def is_due(lineage: Lineage, version: int, *, every_versions: int | None = None)
     """Whether an anchor of a version pays: the deltas since the last one weigh more than it would, which is taken from
     that last one, or from the model when there is none; or they are `every_versions` in number.
 
-    Reads manifests back until it knows.
+    An anchor that does not open, or whose shards are not there with their sizes, counts as none. Reads manifests back
+    until it knows.
     """
-    anchors = set(lineage.anchors())
-    total, weight = 0, lineage.manifest(version).model_bytes
-    newest = max((number for number in anchors if number <= version), default=None)
-    if newest is not None:
-        weight = lineage.anchor(newest).wire_bytes
+    newest = _newest_anchor(lineage, version, with_shards=True)
+    total, weight = 0, lineage.manifest(version).model_bytes if newest is None else newest.wire_bytes
     for passed, manifest in enumerate(lineage.back(version)):
-        if manifest.version in anchors or manifest.kind == "base":
+        if (newest is not None and manifest.version == newest.version) or manifest.kind == "base":
             return False
         if every_versions is not None and passed + 1 >= every_versions:
             return True
@@ -101,23 +113,16 @@ def make_anchor(
     shard_bytes: int = 64 << 20,
     threads: int = 1,
 ) -> Manifest:
-    """Writes the anchor of a version, or finds that it stands; returns it. `keys` says in which order parts come best.
+    """Writes the anchor of a version, or finds that it stands whole; returns it. `keys` says in which order parts
+    come best.
 
     Every part is proven by its digest as it is encoded, so `part_of` is trusted for nothing. Raises DigestMismatch when
-    it gives other bytes (nothing is then visible), VersionRetired when this version's anchor was collected before,
-    VersionUnknown, StoreError, CommitStateUnknown (do the same again).
+    it gives other bytes (nothing is then visible), VersionUnknown, StoreError, CommitStateUnknown (do the same again),
+    and like `standing_anchor`.
     """
     state = state_at(lineage, version)
-    try:
-        standing = lineage.anchor(version)
-    except VersionUnknown:
-        pass
-    else:
-        if lineage.is_marked(standing):
-            raise VersionRetired(
-                f"the anchor of version {version} was collected, and is not made again. Name a newer version."
-            )
-        list_anchor(lineage, standing, clock)
+    standing = standing_anchor(lineage, version, clock=clock)
+    if standing is not None:
         return standing
     disk.make_folder(spool, mode=PRIVATE_FOLDER)
     writer = _Writer(lineage, state, part_of, uuid.uuid4().hex, spool, disk, clock)
@@ -130,6 +135,37 @@ def make_anchor(
         raise
     log.info("anchor stands", version=version, wire_bytes=anchor.wire_bytes, commit_id=anchor.commit_id)
     return anchor
+
+
+def standing_anchor(lineage: Lineage, version: int, *, clock: Clock) -> Manifest | None:
+    """The anchor that a version has already, read to its last byte, and listed; None when it has none.
+
+    Raises VersionRetired when it was collected, ManifestCorrupt or ShardCorrupt when it is damaged: a version is
+    anchored once, so a newer one has to be. VersionUnknown, StoreError.
+    """
+    lineage.manifest(version)
+    try:
+        standing = lineage.anchor(version)
+    except VersionUnknown:
+        return None
+    except ManifestCorrupt as error:
+        raise ManifestCorrupt(_damaged(version, f"{anchor_key(version)} cannot be read ({error})")) from error
+    if lineage.is_marked(standing):
+        raise VersionRetired(
+            f"the anchor of version {version} was collected, and is not made again. Name a newer version."
+        )
+    flaw = bytes_flaw(lineage.store, standing)
+    if flaw is not None:
+        raise ShardCorrupt(_damaged(version, flaw))
+    list_anchor(lineage, standing, clock)
+    return standing
+
+
+def _damaged(version: int, flaw: str) -> str:
+    return (
+        f"version {version} has an anchor, and it is damaged: {flaw}. Nothing was made or changed, and gc lets "
+        "nothing go for its sake; make an anchor of a newer version."
+    )
 
 
 def _batches(state: State, keys: Iterable[PartKey], shard_bytes: int) -> Iterator[tuple[PartKey, ...]]:

@@ -40,6 +40,8 @@ def test_old_versions_go_once_an_anchor_stands_and_named_ones_stay(run: Run, say
     assert say("anchor", "--if-due", "--base", run.base)[:2] == (0, "no anchor of version 6 is due\n")
     code, out, _ = say("anchor", 4, "--base", run.base, "--json")
     assert code == 0 and json.loads(out)["made"] is True
+    code, out, _ = say("anchor", 4, "--base", run.base)
+    assert code == 0 and out.startswith("anchor of version 4 stands already, whole: ")
     assert say("keep", 2, "best")[:2] == (0, "version 2 is kept as best\n")
     assert say("names")[1] == "name\tversion\nbest\t2\n"
 

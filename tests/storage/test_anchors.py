@@ -7,7 +7,7 @@ from tests.faults.faulty_store import Fault, FaultyStore, Killed
 from tests.faults.virtual_clock import VirtualClock
 from tests.replica.runs import SHAPES, SmallRun, flip, tensors_of, versions_in
 
-from weighbridge.errors import DigestMismatch, ReplicaError, ShardCorrupt, StoreError, VersionRetired
+from weighbridge.errors import DigestMismatch, ManifestCorrupt, ReplicaError, ShardCorrupt, StoreError, VersionRetired
 from weighbridge.storage.anchor import is_due, make_anchor
 from weighbridge.storage.anchor_sources import anchor_from_folder, anchor_from_store, held_version
 from weighbridge.storage.audit.audit import audit
@@ -257,6 +257,36 @@ def test_an_anchor_pays_once_the_deltas_weigh_more_or_are_many(run: SmallRun, tm
         version = run.push(changed=3000)
         total += run.lineage.manifest(version).wire_bytes
     assert is_due(run.lineage, version)
+
+
+@pytest.mark.parametrize("how", ["manifest", "missing", "flipped"])
+def test_an_anchor_that_stands_damaged_is_told_and_never_taken_for_made(
+    run: SmallRun, tmp_path: Path, how: str
+) -> None:
+    made = anchor(run, tmp_path, 4)
+    root, key = Path(run.store.url), anchor_key(4) if how == "manifest" else shard_key(4, made.shards[0])
+    if how == "missing":
+        (root / key).unlink()
+    else:
+        flip(root / key, (root / key).stat().st_size // 2)
+    before = {info.key for info in run.store.list("")}
+    damaged = ManifestCorrupt if how == "manifest" else ShardCorrupt
+    with pytest.raises(damaged, match="newer version") as told:
+        anchor_from_store(Lineage(run.store), 4, base=run.base, spool=tmp_path / "spool")
+    assert key in str(told.value)
+    assert {info.key for info in run.store.list("")} == before
+
+
+@pytest.mark.parametrize("how", ["manifest", "missing"])
+def test_a_damaged_anchor_is_not_counted_when_the_next_is_due(run: SmallRun, tmp_path: Path, how: str) -> None:
+    made = anchor(run, tmp_path, 4)
+    assert not is_due(run.lineage, 6, every_versions=3)
+    root = Path(run.store.url)
+    if how == "missing":
+        (root / shard_key(4, made.shards[0])).unlink()
+    else:
+        flip(root / anchor_key(4), 100)
+    assert is_due(Lineage(run.store), 6, every_versions=3)
 
 
 def test_an_anchor_that_was_collected_is_not_made_again(run: SmallRun, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from weighbridge.cli.progress import showing
 from weighbridge.cli.report import print_json, print_line, size
 from weighbridge.errors import UsageError
 from weighbridge.settings import Settings
-from weighbridge.storage.anchor import is_due
+from weighbridge.storage.anchor import is_due, standing_anchor
 from weighbridge.storage.anchor_sources import anchor_from_folder, anchor_from_store, held_version
+from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.values import Manifest
 
@@ -47,6 +48,10 @@ def anchor(
     if if_due and not is_due(lineage, chosen, every_versions=every):
         _say(None, chosen, json=json)
         return
+    standing = standing_anchor(lineage, chosen, clock=SystemClock())
+    if standing is not None:
+        _say(standing, chosen, json=json, made=False)
+        return
     with tempfile.TemporaryDirectory(prefix="weighbridge-anchor-", dir=settings.spool) as spool:
         _say(_make(lineage, chosen, held, settings, Path(spool)), chosen, json=json)
 
@@ -67,10 +72,12 @@ def _make(lineage: Lineage, version: int, held: tuple[int, Path] | None, setting
         )
 
 
-def _say(made: Manifest | None, version: int, *, json: bool) -> None:
+def _say(anchor: Manifest | None, version: int, *, json: bool, made: bool = True) -> None:
     if json:
-        print_json({"version": version, "made": made is not None, "wire_bytes": made.wire_bytes if made else 0})
-    elif made is None:
+        nbytes = 0 if anchor is None else anchor.wire_bytes
+        print_json({"version": version, "made": made and anchor is not None, "wire_bytes": nbytes})
+    elif anchor is None:
         print_line(f"no anchor of version {version} is due")
     else:
-        print_line(f"anchor of version {version}: {size(made.wire_bytes)} in {len(made.shards)} shards")
+        already = "" if made else " stands already, whole"
+        print_line(f"anchor of version {version}{already}: {size(anchor.wire_bytes)} in {len(anchor.shards)} shards")
