@@ -75,6 +75,7 @@ class _Beside:
         self.states: dict[int, str] = {}
         self._shards: list[tuple[str, ShardInfo, str, str]] = []
         self._known = {RUN_KEY}
+        self._unread_anchors: set[str] = set()
 
     def take(self, proven: Proven) -> None:
         """Notes a version's shards, and proves its anchor while its state is at hand."""
@@ -89,6 +90,7 @@ class _Beside:
                 self._anchor(key, proven)
             except (CorruptData, StoreError) as error:
                 self._found.found(key, str(error))
+                self._unread_anchors.add(version_folder(head.version))
 
     def shards(self) -> None:
         """Reads all shards."""
@@ -184,6 +186,9 @@ class _Beside:
         version = rest.partition("/")[0]
         if folder == "versions" and version.isdecimal() and int(version) > reached:
             return "objects above the last version that is proven: attempts under way, or dead"
+        parent, _, name = key.rpartition("/")
+        if parent in self._unread_anchors and name.startswith("anchor-"):
+            return "shards of an anchor whose manifest cannot be read, or of attempts at it: nothing proves them"
         if folder == "versions":
             return "objects that dead attempts left beside committed versions (`weighbridge gc` collects them)"
         return f"objects under {folder}/ that weighbridge did not write" if rest else f"object {key}, not weighbridge's"

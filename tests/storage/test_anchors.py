@@ -277,6 +277,17 @@ def test_an_anchor_that_stands_damaged_is_told_and_never_taken_for_made(
     assert {info.key for info in run.store.list("")} == before
 
 
+def test_an_audit_sends_nobody_to_gc_with_the_shards_of_an_anchor_that_cannot_be_read(
+    run: SmallRun, tmp_path: Path
+) -> None:
+    anchor(run, tmp_path, 4)
+    flip(Path(run.store.url) / anchor_key(4), 100)
+    found = audit(run.store)
+    assert not found.ok
+    assert any("shards of an anchor whose manifest" in note for note in found.notes), found.notes
+    assert not any("gc" in note or "dead attempts" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("how", ["manifest", "missing"])
 def test_a_damaged_anchor_is_not_counted_when_the_next_is_due(run: SmallRun, tmp_path: Path, how: str) -> None:
     made = anchor(run, tmp_path, 4)
