@@ -59,6 +59,7 @@ def recover(
     _clear(site)
     findings = [examine(site, name, thorough=thorough) for name in site.identity.names]
     loaded = site.layout.pointed()
+    served = next((f.state.version for f in findings if f.copy == loaded and f.state is not None), None)
     # What is right comes first: it is a source for the rest. The loaded copy is seeded anew only after the others.
     findings.sort(key=lambda f: (not f.right, bool(f.unusable), f.copy == loaded))
     states: dict[str, CopyState] = {}
@@ -73,10 +74,11 @@ def recover(
         hows.append(how)
         repaired += mended
         notes += [note] if note else []
-        _relink(site, states, {f.copy for f in findings if not (f.unusable or f.bad)})
+        _relink(site, states, {f.copy for f in findings if not (f.unusable or f.bad)}, served)
     now = site.layout.pointed()
     if loaded in states and now in states and loaded != now and states[loaded].version >= states[now].version:
         site.disk.point(site.layout.current, f"copies/{loaded}")
+        _log.info("current leads to the mended copy again", copy=loaded, version=states[loaded].version)
     drop_journal(site.layout.journal, disk=site.disk)
     for name in set(COPIES) - set(states):  # the replica kept two copies once
         site.disk.unlink(site.layout.state(name))
@@ -207,11 +209,21 @@ def _reveal(site: Site, copy: str) -> None:
         site.disk.rename(site.layout.hidden(copy), site.layout.copy(copy))
 
 
-def _relink(site: Site, states: dict[str, CopyState], unharmed: set[str]) -> None:
-    """Points `current` to a clean copy if it points to none, or to one that has still to be mended."""
+def _relink(site: Site, states: dict[str, CopyState], unharmed: set[str], served: int | None) -> None:
+    """Points `current` to a clean copy if it points to none, or to one that has still to be mended: maybe to an older
+    version than the one that was `served`, since an engine that loads meanwhile must not load a mix."""
     loaded = site.layout.pointed()
     if loaded in states or loaded in unharmed:
         return
     best = max(states.values(), key=lambda state: state.version)
     site.disk.point(site.layout.current, f"copies/{best.copy}")
-    _log.info("current was pointed to a good copy", copy=best.copy, version=best.version, before=loaded)
+    if served is None or best.version >= served:
+        _log.info("current was pointed to a good copy", copy=best.copy, version=best.version, before=loaded)
+    else:
+        _log.warning(
+            "current leads to an older version until the loaded copy is mended",
+            copy=best.copy,
+            version=best.version,
+            before=loaded,
+            served=served,
+        )

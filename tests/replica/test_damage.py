@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tests.faults.faulty_store import FaultyStore
 from tests.replica.runs import WEIGHT_FILES, SmallRun, flip, spec, versions_in
 
@@ -142,6 +143,24 @@ def test_a_part_is_made_again_from_an_anchor_where_the_other_ways_are_closed(
     assert (result.recovery.how, result.repaired, result.version) == ("repaired", 1, 10)
     assert versions_in(run, loaded(folder)) == {10}
     verify_folder(folder, run.lineage).demand()
+
+
+def test_current_leads_to_the_older_copy_only_until_the_loaded_one_is_mended_and_the_log_says_so(
+    run: SmallRun, folder: Path
+) -> None:
+    for _ in range(4):
+        run.push()
+    bring_up(folder, store=run.store, base=run.base)
+    before = loaded(folder)
+    rot(before, "layers.0.attn.weight", quietly=True)
+    with capture_logs() as logs:
+        result = bring_up(folder, store=run.store, base=run.base, scrub=True)
+    assert (result.recovery.how, result.version, loaded(folder)) == ("repaired", 4, before)
+    said = [(log["event"], log["copy"], log["version"]) for log in logs if log["event"].startswith("current")]
+    assert said == [
+        ("current leads to an older version until the loaded copy is mended", spare(folder).name, 0),
+        ("current leads to the mended copy again", before.name, 4),
+    ]
 
 
 def test_strangers_in_the_spool_are_named_and_hold_nobody_up(run: SmallRun, replica: Path) -> None:
