@@ -27,7 +27,7 @@ from weighbridge.tasks.host_attempt import Host, HostReplica
 ROOT = Path(__file__).parents[2]
 
 
-def until(true: Callable[[], object], *, seconds: float = 30.0, what: str = "it") -> None:
+def until(true: Callable[[], object], *, seconds: float = 90.0, what: str = "it") -> None:
     """Waits for something that another process does; fails when it does not."""
     deadline = time.monotonic() + seconds
     while not true():
