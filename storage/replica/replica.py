@@ -24,7 +24,7 @@ from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, Durability, Loca
 from weighbridge.storage.replica.apply import apply_deltas, journal_bytes
 from weighbridge.storage.replica.fetch import OnProgress, Spool, around_gaps, fetchers, need_room
 from weighbridge.storage.replica.layout import COPIES, Identity, Layout, read_identity
-from weighbridge.storage.replica.lock import owned
+from weighbridge.storage.lock import owned
 from weighbridge.storage.replica.plan import Plan, make_plan
 from weighbridge.storage.replica.recover import Recovery, recover
 from weighbridge.storage.replica.seed import seed_by_way

@@ -8,7 +8,6 @@ has the replica's guard lock, so a host that starts again never meets the guard 
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,7 +19,9 @@ from typing import IO, Literal
 import structlog
 
 from weighbridge.errors import EngineError, WeighbridgeError
+from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.localdisk import LocalDisk
+from weighbridge.storage.lock import owned
 from weighbridge.tasks.engines.choose import open_engine
 from weighbridge.tasks.engines.spec import EngineSpec
 
@@ -125,31 +126,20 @@ def _watch(source: IO[str], ready: IO[str]) -> None:
     command = first["engine"]["command"]
     spec = EngineSpec(**{**first["engine"], "command": tuple(command) if isinstance(command, list) else command})
     folder = Path(first["folder"])
-    if not _lock(folder / LOCK_NAME):
-        return
-    ready.write("ready\n")
-    ready.flush()
-    paused, loading, previous = False, False, None
-    for line in source:
-        told = json.loads(line)
-        if "pausing" in told:
-            paused, loading, previous = True, False, told["pausing"]
-        elif "loading" in told:
-            loading = True
-        else:
-            paused = False
-    if paused:
-        act(spec, folder, previous, loading=loading)
-
-
-def _lock(path: Path) -> bool:
-    """Takes the lock, held until this process ends; whether it was there to be had in time."""
-    until = time.monotonic() + _READY_SECONDS
-    while LocalDisk().try_lock(path, f"guard {os.getpid()}".encode()) is None:
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
+    with owned(folder / LOCK_NAME, disk=LocalDisk(), clock=SystemClock(), seconds=_READY_SECONDS):
+        ready.write("ready\n")
+        ready.flush()
+        paused, loading, previous = False, False, None
+        for line in source:
+            told = json.loads(line)
+            if "pausing" in told:
+                paused, loading, previous = True, False, told["pausing"]
+            elif "loading" in told:
+                loading = True
+            else:
+                paused = False
+        if paused:
+            act(spec, folder, previous, loading=loading)
 
 
 if __name__ == "__main__":
