@@ -42,16 +42,22 @@ class Guard:
         self._folder = folder
 
     def pausing(self, previous: int | None) -> None:
-        """The engine, which serves `previous` (None: not known), is about to be paused."""
-        self._tell({"pausing": previous})
+        """The engine, which serves `previous` (None: not known), is about to be paused. Raises EngineError when the
+        guard has gone: nothing was paused yet."""
+        try:
+            self._tell({"pausing": previous})
+        except OSError as error:
+            raise EngineError(
+                f"the guard of {self._folder} has gone ({error}), so the engine was not paused. Start the host again."
+            ) from error
 
     def loading(self) -> None:
         """The engine is about to be given other weights, or another number."""
-        self._tell({"loading": True})
+        self._mention({"loading": True})
 
     def settled(self, *, resumed: bool) -> None:
         """The engine was resumed on known weights, or is left paused by a host that lives and says so."""
-        self._tell({"settled": resumed})
+        self._mention({"settled": resumed})
         if resumed:
             (self._folder / MARK_NAME).unlink(missing_ok=True)
 
@@ -59,15 +65,19 @@ class Guard:
         """Whether a guard before this one left the engine paused, and nobody has settled it since."""
         return (self._folder / MARK_NAME).exists()
 
+    def _mention(self, what: dict[str, object]) -> None:
+        """Tells a guard that may have gone meanwhile: a cut over that is under way must not end for want of one."""
+        try:
+            self._tell(what)
+        except OSError as error:
+            log.warning(
+                "the guard has gone; the cut over goes on without it", folder=str(self._folder), error=str(error)
+            )
+
     def _tell(self, what: dict[str, object]) -> None:
         assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise EngineError(
-                f"the guard of {self._folder} has gone ({error}), so the engine was not paused. Start the host again."
-            ) from error
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
 
 
 @contextlib.contextmanager

@@ -112,6 +112,17 @@ def test_a_guard_that_has_gone_is_noticed_before_the_pause(engine: Path) -> None
                 time.sleep(0.01)
 
 
+def test_a_guard_that_goes_in_the_middle_does_not_end_the_cut_over(engine: Path) -> None:
+    with guarded(EngineSpec("file_engine:FileEngine", url=str(engine)), engine) as guard:
+        assert guard is not None
+        guard.pausing(4)
+        guard._process.kill()
+        guard._process.wait()
+        for _ in range(20):
+            guard.loading()
+            guard.settled(resumed=True)
+
+
 def test_an_engine_that_is_never_paused_has_no_guard(tmp_path: Path) -> None:
     with guarded(EngineSpec("none"), tmp_path) as guard:
         assert guard is None
