@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from weighbridge.errors import CorruptData
-from weighbridge.storage.records import SERVED, read_records
+from weighbridge.storage.records import SERVED, pass_over, read_records
 from weighbridge.tasks.host_attempt import Host, HostAttempt
 
 log = structlog.get_logger("weighbridge.follower")
@@ -88,15 +87,11 @@ class Follower:
         was away, between the two."""
         version = self._host.replica.version
         if version != self._recorded:
-            records = read_records(self._host.store, host=self._host.name, version=version, on_corrupt=_pass_over)
+            records = read_records(self._host.store, host=self._host.name, version=version, on_corrupt=pass_over)
             if not any(record.outcome == SERVED for record in records):
                 return False
             self._recorded = version
         return True
-
-
-def _pass_over(error: CorruptData) -> None:
-    log.warning("a record cannot be read", error=str(error))
 
 
 def catch_up(host: Host, version: int) -> None:

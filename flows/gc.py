@@ -20,6 +20,6 @@ def gc(run: str, keep: int = 100, grace_seconds: float = GRACE_SECONDS) -> State
     """Collects all but the last `keep` versions, named ones, and those that hosts heard of in the last `grace_seconds`
     may fetch."""
     result = run_gc(Lineage(store_here(run)), keep=keep, clock=SystemClock(), grace_seconds=grace_seconds)
-    collected = len(result.plan.forms) - len(result.spared)
-    said = f"{collected} collected, {result.deleted_bytes:,} bytes freed, {result.leftovers} leftovers removed."
+    freed = f"{result.deleted_bytes:,} bytes freed, {result.leftovers} leftovers removed."
+    said = f"{len(result.collected)} collected, {freed}"
     return Completed(message=f"{said} Not yet: {'; '.join(result.failures)}" if result.failures else said)

@@ -18,11 +18,11 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import SyncClientContext
 from prefect.states import Completed
 
-from weighbridge.errors import CorruptData, WeighbridgeError
+from weighbridge.errors import WeighbridgeError
 from weighbridge.flows import names
 from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import store_here
-from weighbridge.storage.records import outcome_of, read_records
+from weighbridge.storage.records import outcome_of, pass_over, read_records
 from weighbridge.storage.stores.contract import Store
 
 log = structlog.get_logger("weighbridge.healing")
@@ -43,17 +43,13 @@ def heal(client: SyncPrefectClient, store: Store, *, run: str, version: int | No
     healed = 0
     for rollout in partial:
         reached = rollout.parameters.get("version")
-        if isinstance(reached, int) and _outcome(store, reached) in ("healed", "complete"):
+        if isinstance(reached, int) and outcome_of(read_records(store, version=reached, on_corrupt=pass_over)) in (
+            "healed",
+            "complete",
+        ):
             _turn_healed(client, rollout)
             healed += 1
     return healed
-
-
-def _outcome(store: Store, version: int) -> str:
-    def name_it(fault: CorruptData) -> None:
-        log.warning("a host's record cannot be read, and does not count", error=str(fault))
-
-    return outcome_of(read_records(store, version=version, on_corrupt=name_it))
 
 
 def heal_after(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

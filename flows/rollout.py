@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext, SyncClientContext
 from prefect.states import Completed, Failed
 
-from weighbridge.errors import CorruptData, UsageError
+from weighbridge.errors import UsageError
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_hosts
 from weighbridge.flows.context import store_here
@@ -23,7 +23,16 @@ from weighbridge.flows.deployments import ensure_deployment
 from weighbridge.flows.dispatch import dispatch, follow
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
-from weighbridge.storage.records import SERVED, SUPERSEDED, host_outcome, latest, outcome_of, read_records, write_record
+from weighbridge.storage.records import (
+    SERVED,
+    SUPERSEDED,
+    host_outcome,
+    latest,
+    outcome_of,
+    pass_over,
+    read_records,
+    write_record,
+)
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostOutcome, HostRecord
 
@@ -68,9 +77,12 @@ def rollout(
     needed = math.ceil(required * len(hosts))
     asked = time.monotonic()
 
+    def is_reached(now: Mapping[str, FlowRun]) -> bool:
+        return 0 < needed < len(hosts) and sum(_is_completed(r) for r in now.values()) >= needed
+
     def enough(now: Mapping[str, FlowRun]) -> bool:
         if needed:
-            return needed < len(hosts) and sum(_is_completed(r) for r in now.values()) >= needed
+            return is_reached(now)
         return time.monotonic() - asked >= BEST_EFFORT_SECONDS and not any(_is_at_work(r) for r in now.values())
 
     with SyncClientContext.get_or_create() as context:
@@ -83,8 +95,7 @@ def rollout(
             enough=enough,
             look_seconds=math.inf if needed else _LOOK_SECONDS,
         )
-    reached = 0 < needed < len(hosts) and sum(_is_completed(r) for r in ended.values()) >= needed
-    if not reached:
+    if not is_reached(ended):
         write_missed(store, run=run, version=version, hosts=hosts, runs=ended, clock=SystemClock())
     outcome, table = hosts_outcome(store, version=version, hosts=hosts)
     show_hosts(version, table)
@@ -102,7 +113,7 @@ def hosts_outcome(store: Store, *, version: int, hosts: Sequence[str]) -> tuple[
 
     "pending" stands for a host that has not answered yet, in both.
     """
-    records = [r for r in read_records(store, version=version, on_corrupt=_name_it) if r.host in set(hosts)]
+    records = [r for r in read_records(store, version=version, on_corrupt=pass_over) if r.host in set(hosts)]
     counted = latest(records)
     table = tuple(host_outcome(counted[h]) if h in counted else HostOutcome(h, PENDING, -1, {}) for h in hosts)
     return (PENDING if len(counted) < len(hosts) else outcome_of(records)), table
@@ -112,7 +123,7 @@ def write_missed(
     store: Store, *, run: str, version: int, hosts: Sequence[str], runs: Mapping[str, FlowRun], clock: Clock
 ) -> None:
     """Writes, in the rollout's own name, a record for each host that has none: it never answered."""
-    answered = {r.host for r in read_records(store, version=version, on_corrupt=_name_it)}
+    answered = {r.host for r in read_records(store, version=version, on_corrupt=pass_over)}
     head = Lineage(store, floor=version).head() if set(hosts) - answered else version
     for host in hosts:
         if host in answered:
@@ -153,10 +164,6 @@ def _state(outcome: str, table: Sequence[HostOutcome], *, version: int, needed: 
         return Completed(name=names.ENOUGH, message=f"{said}; {needed} were asked for. {late}")
     log.error("rollout is partial", version=version, hosts=late)
     return Failed(name=names.PARTIAL, message=f"{said}. {late}")
-
-
-def _name_it(fault: CorruptData) -> None:
-    log.warning("a host's record cannot be read, and does not count", error=str(fault))
 
 
 def _is_at_work(flow_run: FlowRun) -> bool:

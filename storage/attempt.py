@@ -4,6 +4,7 @@ against a snapshot that it never changes. Must not know where tensors come from,
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,10 +128,10 @@ class Attempt:
             )
             for part in encoded.parts
         )
-        nonfinite: dict[str, int] = {}
+        nonfinite: Counter[str] = Counter()
         for part in encoded.parts:
             if part.nonfinite:
-                nonfinite[part.key.tensor] = nonfinite.get(part.key.tensor, 0) + part.nonfinite
+                nonfinite[part.key.tensor] += part.nonfinite
         shard = SpooledShard(batch.index, info, rows, whole, time.perf_counter() - started, nonfinite)
         with self._lock:
             self._shards[batch.index] = shard
@@ -206,10 +207,9 @@ class Attempt:
 
     def _alarms(self, rows: Sequence[PartRow]) -> dict[str, Label]:
         """What a person should know of this version, as labels and in the log. Alters nothing that is published."""
-        turned: dict[str, int] = {}
+        turned: Counter[str] = Counter()
         for shard in self.shards:
-            for tensor, count in shard.nonfinite.items():
-                turned[tensor] = turned.get(tensor, 0) + count
+            turned.update(shard.nonfinite)
         found = alarm_labels(turned, (row.key.tensor for row in rows), trainable=self._trainable)
         if found:
             log.warning("alarm", version=self.version, **found)

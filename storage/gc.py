@@ -40,6 +40,11 @@ class GcResult:
     spared: list[Form] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def collected(self) -> tuple[Form, ...]:
+        """What was let go: all that the plan named, but what was spared."""
+        return tuple(form for form in self.plan.forms if form not in self.spared)
+
 
 def run_gc(lineage: Lineage, *, keep: int, clock: Clock, grace_seconds: float = GRACE_SECONDS) -> GcResult:
     """Collects what `plan_gc` lets go, and what dead attempts left. Failures of single objects are told, not raised.

@@ -5,11 +5,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
+import structlog
+
 from weighbridge.errors import CorruptData
 from weighbridge.storage.manifest import check_name
 from weighbridge.storage.sealed_json import seal, unseal
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostOutcome, HostRecord
+
+log = structlog.get_logger("weighbridge.records")
 
 SERVED = "served"
 SUPERSEDED = "superseded"
@@ -91,6 +95,11 @@ def read_records(
                         raise
                     on_corrupt(error)
     return sorted(found, key=lambda r: (r.host, r.version, r.ended_ns))
+
+
+def pass_over(fault: CorruptData) -> None:
+    """For `on_corrupt`: goes on without a record that cannot be read, and says so."""
+    log.warning("a host's record cannot be read, and does not count", error=str(fault))
 
 
 def parse_record(data: bytes, key: str) -> HostRecord:

@@ -12,7 +12,6 @@ from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, Objec
 from weighbridge.storage.audit.chain import Proven, prove_chain
 from weighbridge.storage.audit.report import Audit
 from weighbridge.storage.audit.segments import compare, read_segment
-from weighbridge.storage.digests import new_hasher
 from weighbridge.storage.history.fetching import fetch_all
 from weighbridge.storage.history.segments import Segment, list_segments, parse_key
 from weighbridge.storage.history.tables import RECORDS, records_table, table_records
@@ -21,11 +20,11 @@ from weighbridge.storage.manifest import manifest_key, open_bytes, shard_key, ve
 from weighbridge.storage.records import SERVED, head_of, parse_record, record_key
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.sealed_json import unseal
+from weighbridge.storage.shard_proof import has_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.probe import PROBE_FOLDER
 from weighbridge.values import HostRecord, Manifest, ShardInfo
 
-_RANGE_BYTES = 16 << 20
 _THREADS = 4
 _SEALED = re.compile(r"versions/[0-9]{12}/(anchor-)?retired|kept/[^/]+")
 _HINT = re.compile(r"anchors/(?P<version>[0-9]{12})")
@@ -151,10 +150,8 @@ class _Beside:
             return key, "it is missing, and no mark says that it was collected"
         if self.keys[key] != info.nbytes:
             return key, f"it has {self.keys[key]} bytes, and its manifest says {info.nbytes}"
-        hasher = new_hasher(kind)
         try:
-            for start in range(0, info.nbytes, _RANGE_BYTES):
-                hasher.update(self._store.get_range(key, start, min(_RANGE_BYTES, info.nbytes - start)))
+            is_right = has_digest(self._store, key, info, kind)
         except ObjectMissing:  # gone since it was listed
             with suppress(ObjectMissing):
                 self._store.size(marked)
@@ -162,7 +159,7 @@ class _Beside:
             return key, "it is missing, and no mark says that it was collected"
         except StoreError as error:
             return key, f"it cannot be read: {error}"
-        if hasher.digest() != info.digest:
+        if not is_right:
             return key, "its bytes do not have the digest that its manifest names"
         self._found.shards += 1
         self._found.nbytes += info.nbytes

@@ -21,10 +21,10 @@ from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.codecs import warm
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, Durability, LocalDisk
+from weighbridge.storage.lock import owned
 from weighbridge.storage.replica.apply import apply_deltas, journal_bytes
 from weighbridge.storage.replica.fetch import OnProgress, Spool, around_gaps, fetchers, need_room
 from weighbridge.storage.replica.layout import COPIES, Identity, Layout, read_identity
-from weighbridge.storage.lock import owned
 from weighbridge.storage.replica.plan import Plan, make_plan
 from weighbridge.storage.replica.recover import Recovery, recover
 from weighbridge.storage.replica.seed import seed_by_way

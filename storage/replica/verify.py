@@ -10,11 +10,11 @@ from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import LocalDisk
+from weighbridge.storage.lock import owned
 from weighbridge.storage.replica.examine import examine, nearest_version
 from weighbridge.storage.replica.fetch import Spool, read_small_files
 from weighbridge.storage.replica.journal import read_journal
 from weighbridge.storage.replica.layout import Identity, Layout, read_identity
-from weighbridge.storage.lock import owned
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import read_state
 from weighbridge.storage.state import state_digest

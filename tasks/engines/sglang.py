@@ -4,22 +4,14 @@ stores or Prefect."""
 from pathlib import Path
 
 from weighbridge.errors import EngineError, UsageError
-from weighbridge.tasks.engines.canary import Canary
-from weighbridge.tasks.engines.control import Control, Keys, RouteMissing, version_in
+from weighbridge.tasks.engines.control import RouteMissing, version_in
+from weighbridge.tasks.engines.server import ServerEngine
 
 
-class SglangEngine:
+class SglangEngine(ServerEngine):
     """See Engine. Requests in flight are put back into the queue (`retract`) and computed anew with the new weights."""
 
     name = "sglang"
-    maps_files = False
-    """A reload copies the files into the model's own memory."""
-
-    def __init__(
-        self, url: str, *, keys: Keys | None = None, remote: bool = False, canary: Canary | None = None
-    ) -> None:
-        self._control = Control(url, keys=keys or Keys(), remote=remote)
-        self._canary = canary or Canary()
 
     def check(self, *, seconds: float) -> None:
         """See Engine. The model's path is readable with the normal key, a flush only with the admin's."""
@@ -68,7 +60,3 @@ class SglangEngine:
     def resume(self, *, seconds: float) -> None:
         """See Engine."""
         self._control.post("/continue_generation", seconds=seconds)
-
-    def probe(self, *, seconds: float) -> None:
-        """See Engine."""
-        self._canary.sing(self._control, seconds=seconds)

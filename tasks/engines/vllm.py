@@ -4,23 +4,15 @@ run against it. Must not know replicas, stores or Prefect."""
 from pathlib import Path
 
 from weighbridge.errors import EngineError, UsageError
-from weighbridge.tasks.engines.canary import Canary
-from weighbridge.tasks.engines.control import Control, Keys, RouteMissing, version_in
+from weighbridge.tasks.engines.control import RouteMissing, version_in
+from weighbridge.tasks.engines.server import ServerEngine
 
 
-class VllmEngine:
+class VllmEngine(ServerEngine):
     """See Engine. Requests in flight are kept over the pause (`keep`) and go on with the new weights, from a cache that
     was dropped."""
 
     name = "vllm"
-    maps_files = False
-    """A reload copies the files into the model's own memory."""
-
-    def __init__(
-        self, url: str, *, keys: Keys | None = None, remote: bool = False, canary: Canary | None = None
-    ) -> None:
-        self._control = Control(url, keys=keys or Keys(), remote=remote)
-        self._canary = canary or Canary()
 
     def check(self, *, seconds: float) -> None:
         """See Engine. Wants the development routes, and an answer to a request with the key."""
@@ -67,7 +59,3 @@ class VllmEngine:
     def resume(self, *, seconds: float) -> None:
         """See Engine."""
         self._control.post("/resume", seconds=seconds)
-
-    def probe(self, *, seconds: float) -> None:
-        """See Engine."""
-        self._canary.sing(self._control, seconds=seconds)

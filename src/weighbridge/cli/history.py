@@ -2,13 +2,21 @@
 What cannot be read is named on standard error, and the rest is answered."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from weighbridge.cli.options import Arrow, Json, Limit, Store, settings_of, store_of
-from weighbridge.cli.report import print_faults, print_json, print_line, print_table, share, size, write_arrow
+from weighbridge.cli.report import (
+    given_away,
+    print_faults,
+    print_json,
+    print_line,
+    print_table,
+    share,
+    size,
+    write_arrow,
+)
 from weighbridge.storage.history import questions
 from weighbridge.storage.history.alarms import alarms
 from weighbridge.storage.history.questions import Blame, HostLine, TensorChange, VersionLine
@@ -157,19 +165,6 @@ def status(*, store: Store = None, json: Json = False, arrow: Arrow = None) -> N
             ((h.host, h.version, h.lag, h.last_version, h.outcome, h.stage, h.at, h.error) for h in lines),
         )
     print_faults(history.faults)
-
-
-def given_away(kind: type, values: Iterable[object], *, json: bool, arrow: Path | None) -> bool:
-    """Writes values to a file, or prints them as JSON, an object a line, if either was asked for."""
-    if not json and arrow is None:
-        return False
-    found = list(values)
-    if arrow is not None:
-        write_arrow(arrow, kind, found)
-    if json:
-        for value in found:
-            print_json(value)
-    return True
 
 
 def _labels(labels: Mapping[str, Label]) -> str:

@@ -81,7 +81,8 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     assert settings.replica is not None and settings.name is not None
     store = store_of(settings)
     run = _run_of(store, settings.hooks, every_seconds=settings.follow_seconds)
-    engine = _ready(open_engine(settings.engine_spec), seconds=settings.engine_deadline)
+    spec = settings.engine_spec
+    engine = _ready(open_engine(spec), seconds=settings.engine_deadline)
     with (
         open_replica(
             settings.replica,
@@ -93,7 +94,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             foreign=foreign,
             threads=settings.encode_threads,
         ) as replica,
-        guarded(settings.engine_spec, settings.replica) as guard,
+        guarded(spec, settings.replica) as guard,
     ):
         served = Host(
             name=settings.name,

@@ -55,6 +55,19 @@ def write_arrow(path: Path, kind: type, values: Iterable[object]) -> None:
         writer.write_table(table)
 
 
+def given_away(kind: type, values: Iterable[object], *, json: bool, arrow: Path | None) -> bool:
+    """Writes values to a file, or prints them as JSON, an object a line, if either was asked for."""
+    if not json and arrow is None:
+        return False
+    found = list(values)
+    if arrow is not None:
+        write_arrow(arrow, kind, found)
+    if json:
+        for value in found:
+            print_json(value)
+    return True
+
+
 def print_faults(faults: Iterable[Exception]) -> None:
     """What could not be read, on standard error, after the answer that it is missing from."""
     for fault in faults:

@@ -41,7 +41,7 @@ def gc(
     if json:
         print_json(
             {
-                "collected": [str(form) for form in result.plan.forms if form not in result.spared],
+                "collected": list(map(str, result.collected)),
                 "kept": sorted(result.plan.keeping.reasons),
                 "deleted_objects": result.deleted_objects,
                 "deleted_bytes": result.deleted_bytes,
@@ -51,7 +51,7 @@ def gc(
         )
         return
     print_line(
-        f"{len(result.plan.forms) - len(result.spared)} collected, {size(result.deleted_bytes)} freed; "
+        f"{len(result.collected)} collected, {size(result.deleted_bytes)} freed; "
         f"{len(result.plan.keeping.reasons)} versions are kept, and {result.leftovers} leftovers of dead attempts went"
     )
     for failure in result.failures:

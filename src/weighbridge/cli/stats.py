@@ -5,9 +5,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from weighbridge.cli.history import given_away, open_history
+from weighbridge.cli.history import open_history
 from weighbridge.cli.options import Arrow, Json, Limit, Store
-from weighbridge.cli.report import print_faults, print_line, print_table, share, size
+from weighbridge.cli.report import given_away, print_faults, print_line, print_table, share, size
 from weighbridge.storage.history.stats import VersionStats
 from weighbridge.storage.history.stats import stats as figures
 
