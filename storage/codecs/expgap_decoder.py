@@ -10,6 +10,7 @@ from weighbridge.errors import PayloadCorrupt
 from weighbridge.storage.codecs import kernels, streams
 from weighbridge.storage.codecs.contract import Bytes, PartDecoder, PartShape, Patch
 from weighbridge.storage.codecs.elements import Element, count_elements, element
+from weighbridge.storage.codecs.kernels import class_walk
 from weighbridge.storage.codecs.kernels import classes as k
 from weighbridge.storage.codecs.kernels.memory import UNITS
 from weighbridge.storage.codecs.windows import Window
@@ -75,7 +76,7 @@ class ExpGapPartDecoder(PartDecoder):
         group, unit = self._group, self._group.element
         if old.size != new.size:
             raise ValueError("old and new bytes differ in size")
-        used = k.read_classes(
+        used = class_walk.read_classes(
             kernels.fixed(old),
             self._first,
             UNITS[unit.width],
@@ -100,7 +101,7 @@ class ExpGapPartDecoder(PartDecoder):
         width = self._group.element.width
         if self._first * width != self._part.nbytes:
             _refuse("a part of another size than declared")
-        kernels.refuse("expgap", k.end_classes(self._table))
+        kernels.refuse("expgap", class_walk.end_classes(self._table))
         return Patch(width, self._positions[: self._used], self._values[: self._used * width])
 
 

@@ -10,6 +10,7 @@ from weighbridge.storage.codecs import kernels, streams
 from weighbridge.storage.codecs.contract import Bytes, Sample
 from weighbridge.storage.codecs.elements import NONFINITE, element
 from weighbridge.storage.codecs.growing import Growing
+from weighbridge.storage.codecs.kernels import class_scan
 from weighbridge.storage.codecs.kernels import classes as k
 from weighbridge.storage.codecs.kernels.lanes import SPAN
 from weighbridge.storage.codecs.kernels.memory import UNITS
@@ -63,7 +64,7 @@ class GroupEncoder:
         unit, count = self._element, new.size // self._element.width
         if old.size != new.size:
             raise ValueError("old and new bytes differ in size")
-        found: int = k.scan_classes(
+        found: int = class_scan.scan_classes(
             kernels.fixed(old),
             kernels.fixed(new),
             UNITS[unit.width],
@@ -115,7 +116,7 @@ class GroupEncoder:
     def _plan(self, log: npt.NDArray[np.uint64]) -> Table:
         """How each class is written, and where each begins in streams that are laid out with room to spare."""
         counts, small = np.zeros(k.MAX_CLASSES, np.int64), np.zeros((k.MAX_CLASSES, 4), np.int64)
-        k.tally(log, max(1, log.size // _LOOKED_AT), counts, small)
+        class_scan.tally(log, max(1, log.size // _LOOKED_AT), counts, small)
         table = np.zeros((self._window.classes, k.COLUMNS), np.int64)
         reached = np.sum(self._reached, axis=0) if self._reached else np.zeros(self._window.classes, np.int64)
         gap_at = low_at = step_at = wide_at = 0
@@ -147,7 +148,9 @@ class GroupEncoder:
         dense = table[:, k.DENSE] == 1
         for index, end in enumerate(self._ends):
             before = table.copy()
-            k.write_classes(log[start:end], table, self._gaps, self._low, self._steps, self._wide, UNITS[1], UNITS[8])
+            class_scan.write_classes(
+                log[start:end], table, self._gaps, self._low, self._steps, self._wide, UNITS[1], UNITS[8]
+            )
             grown = table - before
             extents[:, index] = grown[:, k.SYMBOL], grown[:, k.GAP], grown[:, k.WIDE]
             extents[1, index] -= np.where(dense, 0, grown[:, k.SYMBOL])

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from weighbridge.storage.codecs import kernels
 from weighbridge.storage.codecs.contract import Sample
 from weighbridge.storage.codecs.elements import Element, element
-from weighbridge.storage.codecs.kernels.classes import MAX_CLASSES, survey
+from weighbridge.storage.codecs.kernels.class_scan import survey
+from weighbridge.storage.codecs.kernels.classes import MAX_CLASSES
 from weighbridge.storage.codecs.kernels.memory import UNITS
 
 Counts = npt.NDArray[np.int64]
