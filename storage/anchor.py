@@ -22,9 +22,9 @@ from weighbridge.storage.codecs import encode_whole
 from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.commit import put_if_absent
 from weighbridge.storage.digests import digest_bytes
-from weighbridge.storage.lineage import ANCHORS_FOLDER, Lineage
+from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
-from weighbridge.storage.manifest import anchor_key, shard_key, to_bytes
+from weighbridge.storage.manifest import anchor_hint_key, anchor_key, shard_key, to_bytes
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.shard_proof import bytes_flaw, sizes_flaw
 from weighbridge.storage.state import state_digest
@@ -288,7 +288,7 @@ class _Writer:
 
 def list_anchor(lineage: Lineage, anchor: Manifest, clock: Clock) -> None:
     """Makes a listing show an anchor that stands. One that fails is made good by the next anchor of this version."""
-    key = f"{ANCHORS_FOLDER}/{anchor.version:012d}"
+    key = anchor_hint_key(anchor.version)
     try:
         put_if_absent(lineage.store, key, anchor.commit_id.encode(), clock=clock)
     except StoreError as error:

@@ -11,8 +11,8 @@ from weighbridge.storage.anchor import list_anchor
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.commit import put_if_absent
 from weighbridge.storage.leftovers import collect, find_leftovers
-from weighbridge.storage.lineage import ANCHORS_FOLDER, Lineage
-from weighbridge.storage.manifest import retired_key, shard_key
+from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.manifest import anchor_hint_key, retired_key, shard_key
 from weighbridge.storage.retention import (
     GRACE_SECONDS,
     Form,
@@ -128,7 +128,7 @@ class _Collection:
         for shard in manifest.shards:
             self._delete(shard_key(form.version, shard), shard.nbytes)
         if form.is_anchor:
-            self._delete(f"{ANCHORS_FOLDER}/{form.version:012d}", 0)
+            self._delete(anchor_hint_key(form.version), 0)
 
     def sweep(self, grace_seconds: float) -> None:
         """Removes what dead attempts left."""

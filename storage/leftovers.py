@@ -2,7 +2,6 @@
 them, and never anything live: no folder above the head is touched, and every age is the store's own time."""
 
 import contextlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +13,7 @@ import structlog
 from weighbridge.errors import ManifestCorrupt, ObjectMissing
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import Disk
-from weighbridge.storage.manifest import anchor_key, from_bytes, version_folder
+from weighbridge.storage.manifest import SHARD_NAME, anchor_key, from_bytes, version_folder
 from weighbridge.storage.store_time import store_now_ns
 from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
 from weighbridge.storage.stores.probe import PROBE_FOLDER
@@ -23,8 +22,6 @@ from weighbridge.storage.transfer import PART_SUFFIX
 log = structlog.get_logger("weighbridge.leftovers")
 
 Kind = Literal["unfinished write", "orphan shard", "probe"]
-
-_SHARD = re.compile(r"(?P<anchor>anchor-)?(?P<commit_id>[0-9a-f]{32})-[0-9a-z]+\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def collect_parts(folder: Path, *, disk: Disk) -> int:
 def _orphans(lineage: Lineage, version: int, found: list[ObjectInfo]) -> Iterator[tuple[ObjectInfo, bool]]:
     """Shards under a committed version that neither its manifest nor its anchor names; and whether they are an
     anchor's. What is not named like a shard is somebody else's, and stays."""
-    shards = [(info, match) for info in found if (match := _SHARD.fullmatch(info.key.rpartition("/")[2]))]
+    shards = [(info, match) for info in found if (match := SHARD_NAME.fullmatch(info.key.rpartition("/")[2]))]
     if not shards:
         return
     try:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
 from weighbridge.storage.digests import DIGESTS
 from weighbridge.storage.manifest import (
+    ANCHORS_FOLDER,
     OpenManifest,
     anchor_key,
     check_name,
@@ -28,7 +29,6 @@ from weighbridge.values import Manifest
 T = TypeVar("T")
 
 RUN_KEY = "run.json"
-ANCHORS_FOLDER = "anchors"
 _KEPT_MANIFESTS = 32
 _KEPT_ANCHORS = 2
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -99,11 +99,7 @@ class Lineage:
         known = self._seen.get(version)  # one step: another thread may drop it at any moment
         if known is not None:
             return known
-        key = manifest_key(version)
-        try:
-            manifest = self._read(key, from_bytes)
-        except ObjectMissing as error:
-            raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
+        manifest = self._read_version(version, from_bytes)
         self.check(manifest, version)
         self._seen[version] = manifest
         while len(self._seen) > _KEPT_MANIFESTS:
@@ -112,11 +108,7 @@ class Lineage:
 
     def open(self, version: int) -> OpenManifest:
         """The same with its rows as Arrow has them, and not kept."""
-        key = manifest_key(version)
-        try:
-            opened = self._read(key, open_bytes)
-        except ObjectMissing as error:
-            raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
+        opened = self._read_version(version, open_bytes)
         self.check(opened.head, version)
         return opened
 
@@ -156,6 +148,12 @@ class Lineage:
     def are_shards_gone(self, manifest: Manifest) -> bool:
         """Whether `forget_shards` was told of a version or anchor. Asks nothing of the store."""
         return (manifest.kind, manifest.version) in self._collected
+
+    def _read_version(self, version: int, parse: Callable[..., T]) -> T:
+        try:
+            return self._read(manifest_key(version), parse)
+        except ObjectMissing as error:
+            raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
 
     def _read(self, key: str, parse: Callable[..., T]) -> T:
         try:

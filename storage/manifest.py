@@ -33,8 +33,11 @@ _COLUMNS = pa.schema(
         pa.field("tensor_digest", pa.binary(), nullable=False),
     ]
 )
+ANCHORS_FOLDER = "anchors"
+SHARD_NAME = re.compile(r"(?P<anchor>anchor-)?(?P<commit_id>[0-9a-f]{32})-[a-z0-9]{1,16}\.safetensors")
+"""What a publisher, or a maker of anchors, names a shard."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_SHARD_NAME = re.compile(r"(?P<anchor>anchor-)?[0-9a-f]{32}-[a-z0-9]{1,16}\.safetensors")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]*")
 _FIELDS = frozenset({
@@ -57,6 +60,11 @@ def manifest_key(version: int) -> str:
 def anchor_key(version: int) -> str:
     """The key whose creation commits a version's anchor, its second form."""
     return f"{version_folder(version)}/anchor.arrow"
+
+
+def anchor_hint_key(version: int) -> str:
+    """The key by which one listing shows that a version has an anchor."""
+    return f"{ANCHORS_FOLDER}/{version:012d}"
 
 
 def retired_key(manifest: Manifest) -> str:
@@ -288,7 +296,7 @@ def _shards(text: str, digest_size: int, *, of_anchor: bool) -> tuple[ShardInfo,
 
 
 def _shard(name: object, nbytes: object, digest: object, *, digest_size: int, of_anchor: bool) -> ShardInfo:
-    named = _SHARD_NAME.fullmatch(name) if isinstance(name, str) else None
+    named = SHARD_NAME.fullmatch(name) if isinstance(name, str) else None
     if not isinstance(name, str) or named is None or (named["anchor"] is not None) != of_anchor:
         raise ValueError(f"no publisher names a shard {name!r}")
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from weighbridge.errors import CorruptData, ManifestCorrupt, UsageError, VersionUnknown
 from weighbridge.storage.kept import kept_names
 from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.manifest import SHARD_NAME
 from weighbridge.storage.records import SERVED, head_of, read_record, record_hosts
 from weighbridge.storage.shard_proof import bytes_flaw, sizes_flaw
 from weighbridge.storage.store_time import store_now_ns
@@ -16,7 +17,6 @@ from weighbridge.values import HostRecord
 
 GRACE_SECONDS = 86_400.0
 _OBJECT = re.compile(r"versions/(?P<version>[0-9]{12})/(?P<name>[^/]+)")
-_SHARD = re.compile(r"(?P<anchor>anchor-)?[0-9a-f]{32}-[0-9a-z]+\.safetensors")
 _LOOKED_AT = 64
 
 
@@ -90,7 +90,7 @@ def take_stock(lineage: Lineage) -> Stock:
         if found is None or int(found["version"]) > stock.head:
             continue
         version, name = int(found["version"]), found["name"]
-        if shard := _SHARD.fullmatch(name):
+        if shard := SHARD_NAME.fullmatch(name):
             stock.shards.setdefault(Form(version, shard["anchor"] is not None), {})[name] = info.nbytes
         elif name in ("retired", "anchor-retired"):
             stock.marked.add(Form(version, name == "anchor-retired"))

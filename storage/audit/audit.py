@@ -16,7 +16,15 @@ from weighbridge.storage.history.fetching import fetch_all
 from weighbridge.storage.history.segments import Segment, list_segments, parse_key
 from weighbridge.storage.history.tables import RECORDS, records_table, table_records
 from weighbridge.storage.lineage import RUN_KEY, Lineage
-from weighbridge.storage.manifest import manifest_key, open_bytes, shard_key, version_folder
+from weighbridge.storage.manifest import (
+    anchor_hint_key,
+    anchor_key,
+    manifest_key,
+    open_bytes,
+    retired_key,
+    shard_key,
+    version_folder,
+)
 from weighbridge.storage.records import SERVED, head_of, parse_record, record_key
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.sealed_json import unseal
@@ -81,8 +89,8 @@ class _Beside:
         head = proven.head
         self.states[head.version] = head.state_digest
         self._known.add(manifest_key(head.version))
-        self._expect(head, mark="retired")
-        key = f"{version_folder(head.version)}/anchor.arrow"
+        self._expect(head)
+        key = anchor_key(head.version)
         if key in self.keys:
             self._known.add(key)
             try:
@@ -109,9 +117,9 @@ class _Beside:
                 strangers[self._stranger(key, reached)] += 1
         self._found.notes += [f"{count} {what}" for what, count in sorted(strangers.items())]
 
-    def _expect(self, manifest: Manifest, *, mark: str) -> None:
+    def _expect(self, manifest: Manifest) -> None:
         """Shards that must be there: those of versions that stood when the root was listed, unless marked."""
-        marked = f"{version_folder(manifest.version)}/{mark}"
+        marked = retired_key(manifest)
         for shard in manifest.shards:
             key = shard_key(manifest.version, shard)
             self._known.add(key)
@@ -137,8 +145,8 @@ class _Beside:
             raise ManifestCorrupt("its parts are not this version's state")
         self._found.anchors += 1
         self._found.nbytes += len(data)
-        self._expect(head, mark="anchor-retired")
-        hint = f"anchors/{head.version:012d}"
+        self._expect(head)
+        hint = anchor_hint_key(head.version)
         if hint in self.keys:
             self._known.add(hint)
             if self._store.get(hint) != head.commit_id.encode():
