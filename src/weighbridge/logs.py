@@ -27,8 +27,11 @@ def _plain(_logger: object, _method: str, event: Any) -> str:
 
 def configure(*, json_lines: bool = False) -> None:
     """Sets structlog up for this process, unless the program did so already."""
-    if structlog.is_configured():
-        return
+    if not structlog.is_configured():
+        _set_up(json_lines=json_lines)
+
+
+def _set_up(*, json_lines: bool) -> None:
     renderer: Any = structlog.processors.JSONRenderer() if json_lines else _plain
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.processors.format_exc_info, renderer],
@@ -39,8 +42,9 @@ def configure(*, json_lines: bool = False) -> None:
 
 
 def to_stderr(*, json_lines: bool = False, level: int = logging.INFO) -> None:
-    """Also writes the events of the `weighbridge` loggers to standard error: for commands, not for a library."""
-    configure(json_lines=json_lines)
+    """Also writes the events of the `weighbridge` loggers to standard error: for commands, not for a library. A
+    command's standard output is its answer, so whatever set structlog up before it in this process has no say."""
+    _set_up(json_lines=json_lines)
     logger = logging.getLogger("weighbridge")
     logger.setLevel(level)
     if any(getattr(h, "of_weighbridge", False) for h in logger.handlers):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.checkpoints import trained
 from tests.storage.publishing import Run, push
 
@@ -71,6 +72,16 @@ def test_gc_without_a_number_and_one_shorter_than_hosts_may_lag_are_refused(
     monkeypatch.setenv("WEIGHBRIDGE_ALLOWED_STALENESS", "5")
     code, _, err = say("gc", "--keep", 5)
     assert code == 2 and "allowed_staleness" in err
+
+
+def test_events_stay_off_standard_output_whatever_set_structlog_up_before(run: Run, say: Say) -> None:
+    before, configured = structlog.get_config(), structlog.is_configured()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory())
+    try:
+        code, out, _ = say("anchor", 4, "--base", run.base, "--json")
+    finally:
+        structlog.configure(**before) if configured else structlog.reset_defaults()
+    assert code == 0 and json.loads(out)["made"] is True
 
 
 def test_a_replica_is_anchored_as_it_stands(run: Run, say: Say, tmp_path: Path) -> None:
