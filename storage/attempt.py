@@ -21,6 +21,7 @@ from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.localdisk import Disk
 from weighbridge.storage.manifest import manifest_key, shard_key, to_bytes
 from weighbridge.storage.replica.image import Image
+from weighbridge.storage.signing import Signer
 from weighbridge.storage.state import advance, state_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.transfer import upload_file
@@ -70,7 +71,9 @@ class Attempt:
         disk: Disk,
         clock: Clock,
         trainable: Sequence[str] = (),
+        signer: Signer | None = None,
     ) -> None:
+        self._signer = signer
         self._trainable = tuple(trainable)
         self.version = snapshot.manifest.version + 1
         self.commit_id = uuid.uuid4().hex
@@ -156,7 +159,7 @@ class Attempt:
         if self._sealed is None:
             if waiting := [s.index for s in self.shards if s.info and s.index not in self._uploaded]:
                 raise RuntimeError(f"version {self.version} is not committed: its shards {waiting} are not uploaded")
-            self._sealed = to_bytes(self._manifest(labels))
+            self._sealed = to_bytes(self._manifest(labels), signer=self._signer)
         return self.manifest
 
     @property

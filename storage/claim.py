@@ -16,6 +16,7 @@ from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.lineage import RUN_KEY, Lineage, RunInfo, parse_run
 from weighbridge.storage.manifest import check_name, manifest_key, shard_key, to_bytes
 from weighbridge.storage.parts import cut
+from weighbridge.storage.signing import Signer
 from weighbridge.storage.state import state_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import Manifest, PartKey, PartRow, ShardInfo
@@ -53,11 +54,13 @@ def claim(
     writer: str,
     aliases: Mapping[str, str],
     clock: Clock,
+    signer: Signer | None = None,
 ) -> tuple[RunInfo, Base]:
     """Makes the root this run's, or finds that it already is, and makes sure that version 0 stands.
 
     Without a `run_id` a fresh root gets a new one and a used root is gone on with. Raises ForeignRun when the root
-    belongs to another run, or to the same run on another base; nothing is changed then.
+    belongs to another run, or to the same run on another base; nothing is changed then. Version 0 is signed where a
+    `signer` is given.
     """
     if run_id is not None:
         check_name("run", run_id)
@@ -83,12 +86,19 @@ def claim(
             "or a new root. Nothing was changed."
         )
     if not Lineage(store).is_committed(0):
-        _publish_base(store, run, base, writer=writer, aliases=aliases, clock=clock)
+        _publish_base(store, run, base, writer=writer, aliases=aliases, clock=clock, signer=signer)
     return run, base
 
 
 def _publish_base(
-    store: Store, run: RunInfo, base: Base, *, writer: str, aliases: Mapping[str, str], clock: Clock
+    store: Store,
+    run: RunInfo,
+    base: Base,
+    *,
+    writer: str,
+    aliases: Mapping[str, str],
+    clock: Clock,
+    signer: Signer | None,
 ) -> None:
     checkpoint = base.checkpoint
     commit_id = uuid.uuid4().hex
@@ -128,7 +138,8 @@ def _publish_base(
             aliases=aliases,
             files=shard.name,
             kind="base",
-        )
+        ),
+        signer=signer,
     )
     # Another writer of the same run may publish version 0 first: it proves the same state, so either will do, and
     # the chain begins at whichever stands.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, VersionUnknown
+from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, Replayed, VersionUnknown
 from weighbridge.storage.digests import DIGESTS
 from weighbridge.storage.manifest import (
     ANCHORS_FOLDER,
@@ -22,6 +22,7 @@ from weighbridge.storage.manifest import (
     version_folder,
 )
 from weighbridge.storage.sealed_json import seal, unseal
+from weighbridge.storage.signing import Trust
 from weighbridge.storage.state import base_digests, state_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import Manifest
@@ -72,9 +73,11 @@ def parse_run(data: bytes, where: str) -> RunInfo:
 class Lineage:
     """The committed versions under one root. Thread-safe for readers; keeps the manifests it read last."""
 
-    def __init__(self, store: Store, *, floor: int = -1) -> None:
-        """`floor` is a version known to be committed: nothing below it is listed to find the head."""
+    def __init__(self, store: Store, *, floor: int = -1, trust: Trust | None = None) -> None:
+        """`floor` is a version known to be committed: nothing below it is listed to find the head. With `trust` every
+        version must be signed by one of its keys: what reads a manifest raises NotTrusted otherwise."""
         self.store = store
+        self.trust = trust
         self._floor = floor
         self._run: RunInfo | None = None
         self._seen: OrderedDict[int, Manifest] = OrderedDict()
@@ -157,17 +160,19 @@ class Lineage:
 
     def _read(self, key: str, parse: Callable[..., T]) -> T:
         try:
-            return parse(self.store.get(key), where=key)
+            return parse(self.store.get(key), where=key, trust=self.trust)
         except ManifestCorrupt:
             # A bit that flipped on the way is not in the store; one that is, is there the second time too.
-            return parse(self.store.get(key), where=key)
+            return parse(self.store.get(key), where=key, trust=self.trust)
 
     def check(self, manifest: Manifest, version: int) -> None:
-        """Whether a manifest, rows aside, is this run's of this version. Raises ManifestCorrupt."""
+        """Whether a manifest, rows aside, is this run's of this version. Raises ManifestCorrupt, or Replayed when it is
+        rightly signed."""
         expected = (version, version - 1, self.run.run_id, self.run.digest_kind, "base" if version == 0 else "delta")
         found = (manifest.version, manifest.parent, manifest.run_id, manifest.digest_kind, manifest.kind)
         if found != expected:
-            raise ManifestCorrupt(f"{manifest_key(version)} is of {found}, not of {expected}; nothing was read from it")
+            refusal = ManifestCorrupt if self.trust is None else Replayed
+            raise refusal(f"{manifest_key(version)} is of {found}, not of {expected}; nothing was read from it")
         if version == 0 and manifest.state_digest != self.run.base_digest:
             raise ManifestCorrupt(f"{manifest_key(0)} is of another base than {RUN_KEY}; nothing was read from it")
 
@@ -183,6 +188,10 @@ class Lineage:
             head += 1
         self._head = max(self._head, head)  # another thread may have looked further meanwhile
         return self._head
+
+    def newest(self) -> Manifest:
+        """The manifest of the head. Raises VersionUnknown where nothing was published."""
+        return self.manifest(max(self.head(), 0))
 
     def is_committed(self, version: int) -> bool:
         """Whether a version's manifest stands, asked of the store."""

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,6 +14,9 @@ from weighbridge.errors import ManifestCorrupt, UsageError
 from weighbridge.storage import strict_json
 from weighbridge.storage.digests import DIGESTS, chain_digest, digest_bytes
 from weighbridge.values import Label, Manifest, PartKey, PartRow, ShardInfo
+
+if TYPE_CHECKING:
+    from weighbridge.storage.signing import Signer, Trust
 
 FORMAT_VERSION = 1
 NO_SIGNATURE = "0" * 128
@@ -103,15 +106,17 @@ def check_labels(labels: Mapping[str, Label]) -> Mapping[str, Label]:
     return labels
 
 
-def to_bytes(manifest: Manifest) -> tuple[bytes, Manifest]:
-    """The manifest's file, and the manifest with its own digest filled in. `digest` of the argument is ignored.
+def to_bytes(manifest: Manifest, *, signer: "Signer | None" = None) -> tuple[bytes, Manifest]:
+    """The manifest's file, and the manifest with its own digest filled in, and signed when a `signer` is given.
+    `digest` of the argument is ignored.
 
     Raises UsageError for labels that a manifest cannot carry.
     """
     check_labels(manifest.labels)
     zeroed = _write(replace(manifest, digest=_NO_DIGEST, signature=NO_SIGNATURE))
     digest = chain_digest(zeroed)
-    sealed = replace(manifest, digest=digest, signature=manifest.signature or NO_SIGNATURE)
+    signature = manifest.signature or NO_SIGNATURE if signer is None else signer.sign(zeroed)
+    sealed = replace(manifest, digest=digest, signature=signature)
     data = _write(sealed)
     if _zeroed(data, sealed.digest, sealed.signature) != zeroed:
         raise ManifestCorrupt("a manifest's own digest also stands elsewhere in it; nothing was committed: push again")
@@ -127,9 +132,10 @@ class OpenManifest:
     rows: Any
 
 
-def from_bytes(data: bytes, *, where: str = "manifest") -> Manifest:
-    """Parses one manifest and proves it against its own digest. Raises ManifestCorrupt, naming `where`."""
-    opened = open_bytes(data, where=where)
+def from_bytes(data: bytes, *, where: str = "manifest", trust: "Trust | None" = None) -> Manifest:
+    """Parses one manifest and proves it against its own digest, and as signed by a key of `trust` where that is given.
+    Raises ManifestCorrupt, or NotTrusted, naming `where`."""
+    opened = open_bytes(data, where=where, trust=trust)
     head = opened.head
     try:
         digest_size = len(digest_bytes(head.digest_kind, b""))
@@ -139,7 +145,7 @@ def from_bytes(data: bytes, *, where: str = "manifest") -> Manifest:
     return replace(head, rows=rows)
 
 
-def open_bytes(data: bytes, *, where: str = "manifest") -> OpenManifest:
+def open_bytes(data: bytes, *, where: str = "manifest", trust: "Trust | None" = None) -> OpenManifest:
     """The same without a look into the rows, beyond that they are what was sealed."""
     try:
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
@@ -158,8 +164,11 @@ def open_bytes(data: bytes, *, where: str = "manifest") -> OpenManifest:
         head = _head({k.decode(): v.decode() for k, v in (schema.metadata or {}).items()})
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(where, f"{type(error).__name__}: {error}") from error
-    if chain_digest(_zeroed(data, head.digest, head.signature, where)) != head.digest:
+    zeroed = _zeroed(data, head.digest, head.signature, where)
+    if chain_digest(zeroed) != head.digest:
         raise _corrupt(where, "its bytes do not have the digest that it names")
+    if trust is not None:
+        trust.check(head, zeroed, where)
     return OpenManifest(head, batch)
 
 

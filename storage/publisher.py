@@ -13,6 +13,7 @@ from weighbridge.errors import (
     ManifestCorrupt,
     ObjectMissing,
     StoreRefused,
+    UsageError,
     VersionRetired,
     WriterOvertaken,
 )
@@ -25,6 +26,7 @@ from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
 from weighbridge.storage.manifest import manifest_key, shard_key
 from weighbridge.storage.replica.patching import Deltas, Proven, prove
 from weighbridge.storage.resume import first_snapshot
+from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust
 from weighbridge.storage.state import advance, state_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.probe import probe
@@ -57,7 +59,9 @@ class Publisher:
         clock: Clock,
         threads: int,
         trainable: Sequence[str] = (),
+        signer: Signer | None = None,
     ) -> None:
+        self._signer = signer
         self._trainable = tuple(trainable)
         self.store = store
         self.lineage = lineage
@@ -123,6 +127,7 @@ class Publisher:
             disk=self._disk,
             clock=self._clock,
             trainable=self._trainable,
+            signer=self._signer,
         )
 
     def commit(self, attempt: Attempt, labels: Mapping[str, Label]) -> Manifest:
@@ -271,20 +276,37 @@ def open_publisher(
     threads: int,
     replica: Path | None = None,
     trainable: Sequence[str] = (),
+    signer: Signer | None = None,
+    trust: Trust | None = None,
 ) -> Publisher:
     """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot, by
     the shortest way from the base, an anchor, or a `replica` on this machine that proves equal.
 
     `trainable` are patterns of the tensors that may change; another that does is told, and published all the same.
+    With a `signer` every version is signed, and only versions signed by its key (or those of `trust`) are gone on from.
     Holds one copy of the model in memory from then on. Raises StoreUnfit, ForeignRun, CheckpointError, VersionRetired,
-    StoreError.
+    NotTrusted, StoreError, UsageError for a run that cannot be signed.
     """
+    if signer is not None and trust is None:
+        trust = Trust((signer.public,))
     probe(store, clock=clock)
     writer = uuid.uuid4().hex
     run, base = claim(
-        store, checkpoint, run_id=run_id, digest_kind=digest_kind, writer=writer, aliases=aliases, clock=clock
+        store,
+        checkpoint,
+        run_id=run_id,
+        digest_kind=digest_kind,
+        writer=writer,
+        aliases=aliases,
+        clock=clock,
+        signer=signer,
     )
-    lineage = Lineage(store)
+    if signer is not None and run.digest_kind != SIGNED_DIGEST:
+        raise UsageError(
+            f"run {run.run_id} has {run.digest_kind} digests, which an enemy can forge: signing needs {SIGNED_DIGEST}. "
+            "Nothing was published; sign a fresh root from its first version on."
+        )
+    lineage = Lineage(store, trust=trust)
     disk.make_folder(spool, mode=PRIVATE_FOLDER)
     for attempt in range(1, _OPEN_TRIES + 1):
         publisher = Publisher(
@@ -300,6 +322,7 @@ def open_publisher(
             clock=clock,
             threads=threads,
             trainable=trainable,
+            signer=signer,
         )
         try:
             publisher.follow()

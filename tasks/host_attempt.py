@@ -15,6 +15,7 @@ from weighbridge.errors import DigestMismatch, EngineError, UsageError, Weighbri
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import SERVED, SUPERSEDED, write_record
+from weighbridge.storage.signing import Trust
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.cutover import Copies, CutOverFailed, Stage, Watch, cut_over
@@ -80,6 +81,8 @@ class Host:
     engine's own word is then worth nothing."""
     watch: Watch | None = None
     """The guard of this host, if its engine is one that is paused."""
+    trust: Trust | None = None
+    """The keys whose versions this host believes; None: it believes the store."""
     lineage: Lineage = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ class Host:
                 f"engine {self.engine.name!r} keeps the files that it loaded mapped, and the replica keeps one copy, "
                 "which is patched in place. Nothing was started; keep two copies (copies = 2)."
             )
-        self.lineage = Lineage(self.store)
+        self.lineage = Lineage(self.store, trust=self.trust)
 
     def engine_is_at(self, version: int) -> bool:
         """Whether the engine is known to serve a version: by its own word where it has one, else by our memory."""

@@ -23,7 +23,13 @@ WeighbridgeError                     1
 │   ├── ManifestCorrupt              9
 │   ├── ShardCorrupt                 9
 │   ├── PayloadCorrupt               9   a codec met input that no encoder writes
-│   └── DigestMismatch               9   tensors do not have the digest they must have
+│   ├── DigestMismatch               9   tensors do not have the digest they must have
+│   └── NotTrusted                  16   a version that is not proven to be the trainer's
+│       ├── Unsigned                16
+│       ├── ForeignSignature        16   signed by no trusted key, or changed after it was signed
+│       ├── Replayed                16   rightly signed, as another version or of another run
+│       ├── RolledBack              16   the store shows an older or other history than it did before
+│       └── Frozen                  16   the newest version is older than allowed
 ├── ReplicaError (RuntimeError)     10   a replica that cannot go on by itself
 │   ├── ReplicaLocked (TimeoutError) 11  another process owns the replica
 │   └── DiskFull (OSError)          12   no room; the last good version is kept
@@ -144,6 +150,32 @@ class PayloadCorrupt(CorruptData):
 
 class DigestMismatch(CorruptData):
     """Tensors that do not have the digest they must have."""
+
+
+class NotTrusted(CorruptData):
+    """A version that is not proven to be the trainer's, for a reader who trusts keys. What is served stays."""
+
+    exit_code = 16
+
+
+class Unsigned(NotTrusted):
+    """A version without a signature where only signed ones are believed."""
+
+
+class ForeignSignature(NotTrusted):
+    """A version signed by no trusted key, or changed after it was signed."""
+
+
+class Replayed(NotTrusted):
+    """A rightly signed manifest that stands where another version's, or another run's, should."""
+
+
+class RolledBack(NotTrusted):
+    """A store that shows an older or another history than it showed this replica before."""
+
+
+class Frozen(NotTrusted):
+    """The newest version that a store shows is older than allowed: newer ones may be held back."""
 
 
 class ReplicaError(WeighbridgeError, RuntimeError):

@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from weighbridge.errors import UsageError
+from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust, read_signer, read_trust
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
 from weighbridge.tasks.engines.spec import EngineSpec
@@ -60,6 +61,10 @@ class Settings(BaseSettings):
     unchanged: Names = ()
     trainable: Names = ()  # patterns of the tensors that training may change; others that do raise an alarm
     digest: Literal["xxh3-128", "blake3"] = "xxh3-128"
+    # signatures: the trainer's private key; the public keys that are trusted, and how old the newest version may be
+    sign: Path | None = None
+    trust: Names = ()
+    allowed_age: float | None = Field(default=None, gt=0)
     policy: Literal["all", "best-effort"] | float = "all"
     sync_deadline: float = Field(default=600.0, gt=0)
     shard_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
@@ -110,6 +115,23 @@ class Settings(BaseSettings):
     def encode_threads(self) -> int:
         """Threads that encode and apply: what was asked for, else the processors this process may use."""
         return self.threads or max(1, len(os.sched_getaffinity(0)))
+
+    @property
+    def digest_kind(self) -> str:
+        """The digests of a run that begins: those that signing needs, else as asked for."""
+        return self.digest if self.sign is None else SIGNED_DIGEST
+
+    @property
+    def signer(self) -> Signer | None:
+        """The key that versions are signed with. Raises UsageError for a file that holds none."""
+        return None if self.sign is None else read_signer(self.sign)
+
+    @property
+    def trusted(self) -> Trust | None:
+        """The keys whose versions are believed; None: nobody asked for any. Raises UsageError."""
+        if not self.trust:
+            return None
+        return read_trust(map(Path, self.trust), max_age_seconds=self.allowed_age)
 
     @property
     def profile(self) -> Profile:
@@ -169,6 +191,10 @@ class Settings(BaseSettings):
             raise ValueError("engine_api_key and engine_api_key_file are both set")
         if self.engine_admin_key and self.engine_admin_key_file:
             raise ValueError("engine_admin_key and engine_admin_key_file are both set")
+        if self.sign is not None and "digest" in self.model_fields_set and self.digest != SIGNED_DIGEST:
+            raise ValueError(f"sign needs digest {SIGNED_DIGEST}, and digest is {self.digest}, which can be forged")
+        if self.allowed_age is not None and not self.trust:
+            raise ValueError("allowed_age is set, but no key to trust: an age that nobody signed means nothing")
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("a host is named twice")
         return self

@@ -182,7 +182,7 @@ class WeightSync:
                 open_store(settings.store, profile=settings.profile),
                 open_checkpoint(settings.base),
                 run_id=settings.run,
-                digest_kind=settings.digest,
+                digest_kind=settings.digest_kind,
                 aliases=settings.aliases,
                 spool=spool,
                 disk=disk,
@@ -190,6 +190,8 @@ class WeightSync:
                 threads=settings.encode_threads,
                 replica=settings.replica,
                 trainable=settings.trainable,
+                signer=settings.signer,
+                trust=settings.trusted,
             )
         return self._publisher
 

@@ -29,6 +29,7 @@ from weighbridge.storage.records import SERVED, head_of, parse_record, record_ke
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.sealed_json import unseal
 from weighbridge.storage.shard_proof import has_digest
+from weighbridge.storage.signing import Trust
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.probe import PROBE_FOLDER
 from weighbridge.values import HostRecord, Manifest, ShardInfo
@@ -38,13 +39,13 @@ _SEALED = re.compile(r"versions/[0-9]{12}/(anchor-)?retired|kept/[^/]+")
 _HINT = re.compile(r"anchors/(?P<version>[0-9]{12})")
 
 
-def audit(store: Store, *, chain: bool = False) -> Audit:
+def audit(store: Store, *, chain: bool = False, trust: Trust | None = None) -> Audit:
     """Reads everything that a root holds, and proves it or says what breaks first. `chain` reads the manifests and the
-    segments alone.
+    segments alone. With `trust` every version must be signed by one of its keys.
 
     Raises LineageError for a root without a run, StoreError when the store cannot even be listed.
     """
-    lineage = Lineage(store)
+    lineage = Lineage(store, trust=trust)
     found = Audit(head=-1)
     try:
         _ = lineage.run

@@ -86,9 +86,9 @@ class _Walk:
 
     def _open(self, key: str, data: bytes) -> OpenManifest:
         try:
-            return open_bytes(data, where=key)
+            return open_bytes(data, where=key, trust=self._lineage.trust)
         except ManifestCorrupt:  # a bit may have flipped on the way; one that did in the store did so twice
-            return open_bytes(self._lineage.store.get(key), where=key)
+            return open_bytes(self._lineage.store.get(key), where=key, trust=self._lineage.trust)
 
     def _advance(self, opened: OpenManifest) -> tuple[PartIndex, RollingState]:
         if self._index is None or self._state is None:

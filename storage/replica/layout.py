@@ -9,6 +9,7 @@ copies hold.
     journal               patches about to be written, while they are
     spool/V/<shard>       fetched shards
     aside/                files found in a copy that nobody published
+    seen.json             the newest version that the store ever showed, where keys are trusted; sealed
 """
 
 import uuid
@@ -68,10 +69,16 @@ class Layout:
         """Where files go that were found in a copy and that nobody published."""
         return self.folder / "aside"
 
+    @property
+    def seen(self) -> Path:
+        """What the store showed last."""
+        return self.folder / "seen.json"
+
     def strangers(self) -> list[str]:
         """What lies in the folder, as relative names, and no replica puts there. Without its identity a folder is a
         replica's, of which a crash left some, only if this is empty: then nothing in it is anybody else's."""
         ours = {self.identity, self.lock, self.current, self.copies, self.states, self.journal, self.spool, self.aside}
+        ours.add(self.seen)
         names = {path.name for path in ours}
         found = [path for path in _inside(self.folder) if path.name.removesuffix(TEMPORARY_SUFFIX) not in names]
         states = {self.state(name).name for name in COPIES}

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weighbridge.storage.clock import Clock, SystemClock
+from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import Disk, Durability
 from weighbridge.storage.replica.fetch import OnProgress
 from weighbridge.storage.replica.recover import Recovery
 from weighbridge.storage.replica.replica import Foreign, open_replica
+from weighbridge.storage.signing import Trust
 from weighbridge.storage.stores.contract import Store
 
 
@@ -42,6 +44,7 @@ def bring_up(
     durability: Durability = "power",
     lock_seconds: float = 10.0,
     foreign: Foreign = "refuse",
+    trust: Trust | None = None,
     threads: int = 2,
     clock: Clock | None = None,
     disk: Disk | None = None,
@@ -50,8 +53,9 @@ def bring_up(
     """Makes, mends and brings the replica in `folder` to a version (None: the head). `folder`/current is the result.
 
     A replica that is ahead of its store goes back only with `rollback` and a `version`; else ReplicaAhead is raised.
-    `scrub` first digests every byte and mends what differs. Raises like `open_replica`, `Replica.fetch` and
-    `Replica.apply`; whatever fails, the version that `current` leads to stays whole.
+    `scrub` first digests every byte and mends what differs. With `trust` only what its keys signed is believed. Raises
+    like `open_replica`, `Replica.fetch` and `Replica.apply`; whatever fails, the version that `current` leads to
+    stays whole.
     """
     clock = clock or SystemClock()
     started = clock.monotonic()
@@ -66,6 +70,7 @@ def bring_up(
         rewound_to=version if rollback else None,
         threads=threads,
         toward=version,
+        lineage=Lineage(store, trust=trust),
         clock=clock,
         disk=disk,
     ) as replica:

@@ -30,6 +30,7 @@ from weighbridge.storage.replica.recover import Recovery, recover
 from weighbridge.storage.replica.seed import seed_by_way
 from weighbridge.storage.replica.site import Site
 from weighbridge.storage.replica.state import CopyState, read_state, touched
+from weighbridge.storage.replica.witness import Witness
 from weighbridge.storage.state import base_digests
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.ways import Way
@@ -67,6 +68,7 @@ class Replica:
 
     def __init__(self, site: Site, states: dict[str, CopyState], recovery: Recovery) -> None:
         self._site = site
+        self._witness = Witness(site.layout.seen, site.lineage, disk=site.disk, clock=site.clock)
         self._states = states
         self._applied: Applied | None = None
         self._in_doubt = False
@@ -95,9 +97,10 @@ class Replica:
 
     def plan(self, target: int | None = None, *, rollback: bool = False) -> Plan:
         """The shortest path to a version (None: the head). Never goes back unless `rollback`. Raises VersionUnknown,
-        VersionRetired, ReplicaError when only a base would do and none was given."""
+        VersionRetired, ReplicaError when only a base would do and none was given; NotTrusted where keys are trusted."""
         self._settle()
         site = self._site
+        self._witness.look(goes_back=rollback)
         return make_plan(
             site.lineage,
             self._states,
@@ -281,7 +284,7 @@ def open_replica(
     another run or base raises ForeignRun, or with `foreign="reseed"` is seeded anew, which `recovery` says. One that is
     ahead of its store raises ReplicaAhead, or is mended for the store as it is when the version `rewound_to` is wanted.
     Raises ReplicaLocked, LineageError when the store holds no run, UsageError for a folder that holds something
-    else, DiskFull, and what the store raises.
+    else, DiskFull, NotTrusted where the lineage trusts keys, and what the store raises.
     """
     if copies not in (1, 2):
         raise UsageError(f"a replica keeps one or two copies, not {copies}")
@@ -293,6 +296,9 @@ def open_replica(
     disk.make_folder(layout.folder)
     with owned(layout.lock, disk=disk, clock=clock, seconds=lock_seconds):
         identity, first, note = _identify(layout, lineage, copies, foreign)
+        # A host that starts again while its trainer rests goes on serving; a new one must not begin with what is old.
+        witness = Witness(layout.seen, lineage, disk=disk, clock=clock)
+        witness.look(goes_back=rewound_to is not None, at_any_age=not first)
         rewound = _is_ahead(layout, lineage, identity, rewound_to)
         spool = Spool(layout.spool, lineage, disk=disk, clock=clock, threads=fetchers(threads))
         if first or note or rewound:

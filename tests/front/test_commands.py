@@ -102,12 +102,15 @@ def same_tensors(folder: Path, other: Path) -> bool:
 
 
 def test_checkpoints_are_published_pulled_proven_listed_and_rebuilt(chain: Path, command: Command) -> None:
+    assert command("keygen", "KEY").returncode == 0
     for version in (1, 2):
-        published = command("sync", f"v{version}", "--store", "S", "--base", "base", "--label", f"step={version}")
+        published = command(
+            "sync", f"v{version}", "--store", "S", "--base", "base", "--label", f"step={version}", "--sign", "KEY"
+        )
         assert published.returncode == 0, published.stderr
         assert published.stdout.startswith(f"version {version}: published")
 
-    pulled = command("pull", "--store", "S", "--base", "base", "--replica", "R", "--json")
+    pulled = command("pull", "--store", "S", "--base", "base", "--replica", "R", "--json", "--trust", "KEY.pub")
     assert json.loads(pulled.stdout)["version"] == 2
     assert same_tensors(chain / "R" / "current", chain / "v2")
     assert (chain / "R" / "current" / "config.json").read_bytes() == (chain / "base" / "config.json").read_bytes()

@@ -55,6 +55,7 @@ class Run:
             threads=options.pop("threads", 1),
             replica=options.pop("replica", None),
             trainable=options.pop("trainable", ()),
+            **options,
         )
 
     def spooled(self) -> list[Path]:

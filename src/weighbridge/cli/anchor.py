@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Store, settings_of, store_of
+from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Store, lineage_of, settings_of
 from weighbridge.cli.progress import showing
 from weighbridge.cli.report import print_json, print_line, size
 from weighbridge.errors import UsageError
@@ -40,7 +40,7 @@ def anchor(
     """
     settings = settings_of(("store",), store=store, base=base, replica=replica)
     logs.to_stderr(json_lines=log_json or settings.log_json)
-    lineage = Lineage(store_of(settings))
+    lineage = lineage_of(settings)
     held = held_version(settings.replica) if settings.replica is not None else None
     if settings.replica is not None and version is None and held is None:
         raise UsageError(f"{settings.replica} holds no version by its own word. Nothing was made; pull it first.")

@@ -78,6 +78,11 @@ app.command(
     help="Read everything in a store, and prove it: the chain, shards, records, segments.",
 )
 app.command(
+    "weighbridge.cli.keygen:keygen",
+    name="keygen",
+    help="Make a key pair: trainers sign versions with the one, hosts trust the other.",
+)
+app.command(
     "weighbridge.cli.compact:compact",
     name="compact",
     help="Bring the history's segments up to date, so that questions about long runs stay quick.",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from weighbridge.cli.options import Json, Store, settings_of, store_of
+from weighbridge.cli.options import Json, Store, Trust, settings_of, store_of
 from weighbridge.cli.report import print_json, print_line, size
 from weighbridge.storage.audit.audit import audit as prove
 
@@ -13,10 +13,12 @@ def audit(
     *,
     store: Store = None,
     chain: Annotated[bool, Parameter(negative=(), help="Only the manifests and the history's segments.")] = False,
+    trust: Trust = None,
     json: Json = False,
 ) -> None:
     """Read everything in a store, and prove it. Exits with 9, naming the first break, when a byte is not right."""
-    found = prove(store_of(settings_of(("store",), store=store)), chain=chain)
+    settings = settings_of(("store",), store=store, trust=trust)
+    found = prove(store_of(settings), chain=chain, trust=settings.trusted)
     if json:
         print_json({"ok": found.ok, **{name: getattr(found, name) for name in found.__slots__}})
     else:

@@ -8,7 +8,17 @@ import structlog
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, LogJson, ReplicaFolder, Reseed, Store, settings_of, store_of
+from weighbridge.cli.options import (
+    Base,
+    LogJson,
+    ReplicaFolder,
+    Reseed,
+    Store,
+    Trust,
+    lineage_of,
+    settings_of,
+    store_of,
+)
 from weighbridge.errors import EngineError
 from weighbridge.settings import Settings
 from weighbridge.storage.lineage import Lineage, RunInfo
@@ -32,6 +42,7 @@ def host(
     copies: int | None = None,
     durability: str | None = None,
     reseed: Reseed = False,
+    trust: Trust = None,
     ready_file: Annotated[Path | None, Parameter(help="Written when the host is ready, removed when it ends.")] = None,
     log_json: LogJson = False,
 ) -> None:
@@ -66,6 +77,7 @@ def host(
         engine_url=engine_url,
         copies=copies,
         durability=durability,
+        trust=trust,
     )
     logs.to_stderr(json_lines=log_json or settings.log_json)
     _serve(settings, ready_file, "reseed" if reseed else "refuse")
@@ -93,6 +105,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             lock_seconds=settings.lock_deadline,
             foreign=foreign,
             threads=settings.encode_threads,
+            lineage=lineage_of(settings),
         ) as replica,
         guarded(spec, settings.replica) as guard,
     ):
@@ -106,6 +119,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             engine_in_doubt=guard is not None and guard.marked(),
             watch=guard,
             hooks=settings.hooks,
+            trust=settings.trusted,
         )
         options = WorkerOptions(
             home=settings.home,

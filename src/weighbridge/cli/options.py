@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from weighbridge.errors import UsageError
 from weighbridge.settings import Settings, load_settings
+from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.stores import contract as store_contract
 from weighbridge.storage.stores import open_store
 
@@ -21,6 +22,9 @@ Reseed = Annotated[
     bool, Parameter(name="--reseed", negative=(), help="Seed a replica of another run or base anew, for this one.")
 ]
 LogJson = Annotated[bool, Parameter(name="--log-json", negative=(), help="Events as JSON lines on standard error.")]
+Trust = Annotated[
+    str | None, Parameter(name="--trust", help="Public keys, with commas between: only what they signed is believed.")
+]
 Version = Annotated[int | None, Parameter(name="--version", help="The version; by default the newest.")]
 
 
@@ -29,6 +33,11 @@ def store_of(settings: Settings) -> store_contract.Store:
     if settings.store is None:
         raise UsageError("missing: --store (or WEIGHBRIDGE_STORE). Nothing was started.")
     return open_store(settings.store, profile=settings.profile)
+
+
+def lineage_of(settings: Settings) -> Lineage:
+    """The versions in the store that the settings name, believed as they say."""
+    return Lineage(store_of(settings), trust=settings.trusted)
 
 
 def settings_of(needed: tuple[str, ...] = (), /, **arguments: Any) -> Settings:

@@ -6,12 +6,23 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, Json, LogJson, ReplicaFolder, Reseed, Store, Version, settings_of, store_of
+from weighbridge.cli.options import (
+    Base,
+    Json,
+    LogJson,
+    ReplicaFolder,
+    Reseed,
+    Store,
+    Trust,
+    Version,
+    lineage_of,
+    settings_of,
+    store_of,
+)
 from weighbridge.cli.progress import showing
 from weighbridge.cli.report import print_json, print_line, size
 from weighbridge.errors import UsageError
 from weighbridge.storage.checkout import checkout as rebuild
-from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.replica.pull import bring_up
 from weighbridge.storage.replica.verify import Report, verify_folder
 from weighbridge.storage.verify_version import verify_version
@@ -28,6 +39,8 @@ def pull(
     scrub: Annotated[bool, Parameter(negative=(), help="Digest every byte first, and repair what rotted.")] = False,
     copies: int | None = None,
     durability: str | None = None,
+    trust: Trust = None,
+    allowed_age: float | None = None,
     json: Json = False,
     log_json: LogJson = False,
 ) -> None:
@@ -39,9 +52,18 @@ def pull(
         2 keeps the last good version beside the current one; 1 saves the space.
     durability
         power survives a power cut; process (for tmpfs) only a killed process.
+    allowed_age
+        With --trust: how many seconds old the newest version may be.
     """
     settings = settings_of(
-        ("store", "replica"), store=store, base=base, replica=replica, copies=copies, durability=durability
+        ("store", "replica"),
+        store=store,
+        base=base,
+        replica=replica,
+        copies=copies,
+        durability=durability,
+        trust=trust,
+        allowed_age=allowed_age,
     )
     assert settings.replica is not None
     logs.to_stderr(json_lines=log_json or settings.log_json)
@@ -59,6 +81,7 @@ def pull(
             durability=settings.durability,
             lock_seconds=settings.lock_deadline,
             foreign="reseed" if reseed else "refuse",
+            trust=settings.trusted,
             threads=settings.encode_threads,
             on_progress=on_progress,
         )
@@ -74,7 +97,7 @@ def pull(
     print_line(f"load {settings.replica / 'current'}")
 
 
-def verify(target: str, *, store: Store = None, json: Json = False) -> None:
+def verify(target: str, *, store: Store = None, trust: Trust = None, json: Json = False) -> None:
     """Prove a version, a replica or a checkpoint folder by its digests. Exits with 9 when a byte is not right.
 
     Parameters
@@ -82,8 +105,8 @@ def verify(target: str, *, store: Store = None, json: Json = False) -> None:
     target
         A version's number (its chain and shards in the store), a replica (both copies), or an HF folder.
     """
-    settings = settings_of(("store",), store=store)
-    lineage = Lineage(store_of(settings))
+    settings = settings_of(("store",), store=store, trust=trust)
+    lineage = lineage_of(settings)
     if target.isdecimal() and not Path(target).exists():
         proof = verify_version(lineage, int(target))
         if json:
@@ -99,7 +122,14 @@ def verify(target: str, *, store: Store = None, json: Json = False) -> None:
 
 
 def checkout(
-    version: int, folder: Path, *, store: Store = None, base: Base = None, json: Json = False, log_json: LogJson = False
+    version: int,
+    folder: Path,
+    *,
+    store: Store = None,
+    base: Base = None,
+    trust: Trust = None,
+    json: Json = False,
+    log_json: LogJson = False,
 ) -> None:
     """Rebuild a version as a whole HF checkpoint folder, proven by its state digest.
 
@@ -110,9 +140,9 @@ def checkout(
     folder
         Where to; must be empty or not there yet.
     """
-    settings = settings_of(("store",), store=store, base=base)
+    settings = settings_of(("store",), store=store, base=base, trust=trust)
     logs.to_stderr(json_lines=log_json or settings.log_json)
-    lineage = Lineage(store_of(settings))
+    lineage = lineage_of(settings)
     with showing("fetch") as on_progress:
         result = rebuild(
             version,

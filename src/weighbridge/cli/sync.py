@@ -19,6 +19,7 @@ def sync(
     hosts: Annotated[str | None, Parameter(help="Comma-separated names; none: publish alone.")] = None,
     run: Run = None,
     policy: str | None = None,
+    sign: Path | None = None,
     label: Annotated[tuple[str, ...], Parameter(help="key=value, kept with the version; repeatable.")] = (),
     json: Json = False,
     log_json: LogJson = False,
@@ -31,12 +32,14 @@ def sync(
         An HF folder with the base's tensors.
     policy
         Which hosts must make it: all, best-effort, or a share such as 0.5.
+    sign
+        A private key (`weighbridge keygen`) to sign the version with; a run is signed from its first version on.
     """
-    settings = settings_of(("store", "base"), store=store, base=base, hosts=hosts, run=run, policy=policy)
+    settings = settings_of(("store", "base"), store=store, base=base, hosts=hosts, run=run, policy=policy, sign=sign)
     logs.to_stderr(json_lines=log_json or settings.log_json)
     from weighbridge.weight_sync import WeightSync
 
-    given = {"run": settings.run, "policy": settings.policy}
+    given = {"run": settings.run, "policy": settings.policy, "sign": settings.sign}
     with WeightSync(settings.store, settings.base, settings.hosts, **given) as front:
         result = front.push(checkpoint, labels=_labels(label), wait=True)
     if json:
