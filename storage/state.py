@@ -44,17 +44,18 @@ class RollingState:
         ]
         state = bytearray(b"".join(p + d.tobytes() for p, d in zip(pieces, digests, strict=True)))
         self._bytes = np.frombuffer(state, np.uint8)
-        starts = np.cumsum([len(piece) + size for piece in pieces], dtype=np.int64) - size
-        self._places = starts[:, None] + np.arange(size)
+        self._starts = np.cumsum([len(piece) + size for piece in pieces], dtype=np.int64) - size
+        # A digest from every byte on: places of digests as numbers of one array, each moved as a whole.
+        self._at = np.ndarray((max(0, len(state) - size + 1),), f"V{size}", state, strides=(1,))
 
     def digests(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """The digests of some parts as they are now."""
-        found: npt.NDArray[np.uint8] = self._bytes[self._places[numbers]]
-        return found
+        found: npt.NDArray[np.uint8] = self._at[self._starts[numbers]].view(np.uint8)
+        return found.reshape(len(numbers), self._at.itemsize)
 
     def replace(self, numbers: npt.NDArray[np.int32], digests: npt.NDArray[np.uint8]) -> None:
         """Gives some parts new digests."""
-        self._bytes[self._places[numbers]] = digests
+        self._at[self._starts[numbers]] = np.ascontiguousarray(digests).view(self._at.dtype)[:, 0]
 
     def hexdigest(self) -> str:
         """The state digest."""

@@ -12,6 +12,7 @@ from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, Objec
 from weighbridge.storage.audit.chain import Proven, prove_chain
 from weighbridge.storage.audit.report import Audit
 from weighbridge.storage.audit.segments import compare, read_segment
+from weighbridge.storage.audit.stretches import prove_in_stretches
 from weighbridge.storage.history.fetching import fetch_all
 from weighbridge.storage.history.segments import Segment, list_segments, parse_key
 from weighbridge.storage.history.tables import RECORDS, records_table, table_records
@@ -58,11 +59,13 @@ def audit(store: Store, *, chain: bool = False, trust: Trust | None = None) -> A
     found.head = lineage.head()
     if found.head < 0:
         found.found(manifest_key(0), "it is missing: the root is claimed, and holds no version")
-    reached = prove_chain(lineage, found, _let_pass if beside is None else beside.take)
     if beside is None:
+        if not prove_in_stretches(lineage, found):
+            prove_chain(lineage, found, _let_pass)
         for segment in list_segments(store, "records"):
             read_segment(store, segment, found)
         return found
+    reached = prove_chain(lineage, found, beside.take)
     beside.shards()
     _Records(store, lineage, found, beside.states).prove(beside.keys)
     beside.rest(reached)

@@ -12,7 +12,8 @@ from weighbridge.errors import CorruptData, ManifestCorrupt, ObjectMissing, Stor
 from weighbridge.storage.audit.report import Audit
 from weighbridge.storage.audit.segments import SegmentsProof
 from weighbridge.storage.history.fetching import fetch_all
-from weighbridge.storage.history.tables import VERSIONS, Change, PartIndex, version_row
+from weighbridge.storage.history.segments import Segment, list_segments
+from weighbridge.storage.history.tables import VERSIONS, Change, Digests, PartIndex, version_row
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.manifest import OpenManifest, manifest_key, open_bytes
 from weighbridge.storage.state import RollingState
@@ -31,33 +32,60 @@ class Proven:
 def prove_chain(lineage: Lineage, audit: Audit, on_proven: Callable[[Proven], object]) -> int:
     """Walks over all manifests from version 0 on; `on_proven` is called after each. Returns the last version that could
     be proven: the head, unless there is a finding."""
-    walk = _Walk(lineage, audit)
-    for version, (key, data) in enumerate(
-        fetch_all(lineage.store, (manifest_key(version) for version in range(audit.head + 1)))
-    ):
-        try:
-            on_proven(walk.step(version, key, data))
-        except CorruptData as error:
-            audit.broke(key, _without(key, str(error)))
-            break
-        except StoreError as error:
-            audit.broke(key, f"it cannot be read: {error}")
-            break
-    walk.end()
+    versions = SegmentsProof(lineage.store, list_segments(lineage.store, "versions"), version_rows, audit)
+    walk = Walk(lineage, audit, list_segments(lineage.store, "parts"), versions.take)
+    walk.go(0, audit.head, on_proven)
+    versions.end(walk.reached)
     return walk.reached
 
 
-class _Walk:
-    def __init__(self, lineage: Lineage, audit: Audit) -> None:
+def version_rows(rows: Sequence[dict[str, Any]]) -> Any:
+    """What some versions say of themselves, as a table."""
+    return pa.Table.from_pylist(list(rows), schema=VERSIONS)
+
+
+class Walk:
+    """Goes over successive manifests, and over the segments of `parts` that repeat them; `on_row` gets what each
+    version says of itself."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        audit: Audit,
+        parts: Sequence[Segment],
+        on_row: Callable[[int, dict[str, Any]], object],
+    ) -> None:
         self.reached = -1
+        self.parent = ""
+        """The digest of the manifest that was proven last."""
         self._lineage = lineage
         self._audit = audit
-        self._parent = ""
         self._index: PartIndex | None = None
         self._state: RollingState | None = None
         self._single: Any = None
-        self._versions = SegmentsProof(lineage.store, "versions", _versions, audit)
-        self._parts: SegmentsProof[Change | None] = SegmentsProof(lineage.store, "parts", self._table, audit)
+        self._on_row = on_row
+        self._parts: SegmentsProof[Change | None] = SegmentsProof(lineage.store, parts, self._table, audit)
+
+    def begin(self, index: PartIndex, digests: Digests, parent: str) -> None:
+        """Before a walk that does not begin with version 0: the state there, and the digest of its manifest."""
+        self._index, self.parent = index, parent
+        self._state = RollingState(index.keys, digests)
+        self._single = np.array([index.parts_of[key.tensor] == 1 for key in index.keys])
+
+    def go(self, first: int, last: int, on_proven: Callable[[Proven], object]) -> None:
+        """Proves the versions `first` to `last`; `on_proven` is called after each. Ends at the first break, which is
+        the audit's first finding then."""
+        keys = (manifest_key(version) for version in range(first, last + 1))
+        for version, (key, data) in enumerate(fetch_all(self._lineage.store, keys), first):
+            try:
+                on_proven(self.step(version, key, data))
+            except CorruptData as error:
+                self._audit.broke(key, _without(key, str(error)))
+                break
+            except StoreError as error:
+                self._audit.broke(key, f"it cannot be read: {error}")
+                break
+        self._parts.end(self.reached)
 
     def step(self, version: int, key: str, data: bytes | StoreError) -> Proven:
         """Proves the next version. Raises ManifestCorrupt, StoreError."""
@@ -68,21 +96,16 @@ class _Walk:
         opened = self._open(key, data)
         head = opened.head
         self._lineage.check(head, version)
-        if head.parent_digest != self._parent:
+        if head.parent_digest != self.parent:
             raise ManifestCorrupt("it names another parent than the version before it: the chain is broken here")
         index, state = self._advance(opened)
         if state.hexdigest() != head.state_digest:
             raise ManifestCorrupt("it claims another state than its rows lead to")
-        self._parent, self.reached = head.digest, version
+        self.parent, self.reached = head.digest, version
         self._audit.manifests += 1
         self._audit.nbytes += len(data)
-        self._versions.take(version, version_row(head, opened.rows))
+        self._on_row(version, version_row(head, opened.rows))
         return Proven(head, index, state)
-
-    def end(self) -> None:
-        """After the last step."""
-        self._versions.end(self.reached)
-        self._parts.end(self.reached)
 
     def _open(self, key: str, data: bytes) -> OpenManifest:
         try:
@@ -92,28 +115,28 @@ class _Walk:
 
     def _advance(self, opened: OpenManifest) -> tuple[PartIndex, RollingState]:
         if self._index is None or self._state is None:
-            self._index = PartIndex(opened)
-            self._state = RollingState(self._index.keys, self._index.digests)
-            self._single = np.array([self._index.parts_of[key.tensor] == 1 for key in self._index.keys])
+            index = PartIndex(opened)
+            self.begin(index, index.digests, "")
+            assert self._state is not None
             self._parts.take(0, None)
-            return self._index, self._state
+            return index, self._state
         change = self._index.change(opened)
-        if not np.array_equal(self._state.digests(change.numbers), change.before):
+        if self._state.digests(change.numbers).tobytes() != change.before.tobytes():
             raise ManifestCorrupt("its rows start from other bytes than the version before it ends with")
-        alone = self._single[change.numbers]
-        if not np.array_equal(change.after[alone], change.whole[alone]):
+        if change.after.tobytes() != change.whole.tobytes() and self._are_two(change):
             raise ManifestCorrupt("it names two digests for one tensor")
         self._state.replace(change.numbers, change.after)
         self._parts.take(change.version, change.detached())
         return self._index, self._state
 
+    def _are_two(self, change: Change) -> bool:
+        """Whether a tensor of one part has another digest than its part."""
+        alone = self._single[change.numbers]
+        return not np.array_equal(change.after[alone], change.whole[alone])
+
     def _table(self, changes: Sequence[Change | None]) -> Any:
         assert self._index is not None
         return self._index.table([change for change in changes if change is not None])
-
-
-def _versions(rows: Sequence[dict[str, Any]]) -> Any:
-    return pa.Table.from_pylist(list(rows), schema=VERSIONS)
 
 
 def _without(key: str, text: str) -> str:

@@ -2,7 +2,7 @@
 manifest is proven."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from weighbridge.errors import ObjectMissing, StoreError
 from weighbridge.storage.audit.report import Audit
-from weighbridge.storage.history.segments import Kind, Segment, list_segments
+from weighbridge.storage.history.segments import Segment
 from weighbridge.storage.stores.contract import Store
 
 T = TypeVar("T")
@@ -19,25 +19,32 @@ T = TypeVar("T")
 class SegmentsProof(Generic[T]):
     """Takes each version's own words in turn, and holds a segment against them once it has all of its versions."""
 
-    def __init__(self, store: Store, kind: Kind, table_of: Callable[[Sequence[T]], Any], audit: Audit) -> None:
+    def __init__(
+        self, store: Store, segments: Iterable[Segment], table_of: Callable[[Sequence[T]], Any], audit: Audit
+    ) -> None:
         self._store = store
         self._table_of = table_of
         self._audit = audit
-        self._left = deque(sorted(list_segments(store, kind), key=lambda s: (s.last, -s.first, s.edition)))
+        self._left = deque(sorted(segments, key=lambda s: (s.last, -s.first, s.edition)))
         self._kept: deque[tuple[int, T]] = deque()
+        self._needed = self._first_needed()
 
     def take(self, version: int, words: T) -> None:
         """What a version says, in the order of versions."""
-        self._kept.append((version, words))
+        if version >= self._needed:
+            self._kept.append((version, words))
         while self._left and self._left[0].last == version:
             segment = self._left.popleft()
             said = [told for number, told in self._kept if number >= segment.first]
             found = read_segment(self._store, segment, self._audit)
             if found is not None:
                 compare(segment, found, self._table_of(said), self._audit)
-        needed = min((segment.first for segment in self._left), default=version + 1)
-        while self._kept and self._kept[0][0] < needed:
+            self._needed = self._first_needed()
+        while self._kept and self._kept[0][0] < self._needed:
             self._kept.popleft()
+
+    def _first_needed(self) -> float:
+        return min((segment.first for segment in self._left), default=float("inf"))
 
     def end(self, reached: int) -> None:
         """After the last version that could be proven: what segments say beyond it, nobody says any more."""

@@ -111,7 +111,7 @@ class Change:
     def detached(self) -> "Change":
         """The same without the manifest, and without what the versions before it say too."""
         after = self.after.copy()
-        whole = after if np.array_equal(self.whole, after) else self.whole.copy()
+        whole = after if self.whole.tobytes() == after.tobytes() else self.whole.copy()
         return replace(self, before=self.before[:0], after=after, whole=whole)
 
 
@@ -322,15 +322,15 @@ def _digests(column: Any, size: int) -> Digests:
     start = int(ends[0])
     if start == ends[-1]:
         return np.empty((count, 0), np.uint8)
-    if not (ends == _even(start, count, size)).all():
+    if ends.tobytes() != _even(start, count, size):
         raise ValueError("digests of another length")
     return np.frombuffer(data, np.uint8, count * size, start).reshape(count, size)
 
 
 @lru_cache(maxsize=16)
-def _even(start: int, count: int, size: int) -> Ints:
+def _even(start: int, count: int, size: int) -> bytes:
     """Where digests of one size end, one after the other: as in nearly every manifest of a run."""
-    return np.arange(start, start + (count + 1) * size, size)
+    return np.arange(start, start + (count + 1) * size, size, dtype=np.int32).tobytes()
 
 
 def _binary(digests: Digests, *, present: npt.NDArray[np.bool_] | None = None) -> Any:

@@ -13,6 +13,8 @@ from tests.storage.long_runs import LongRun
 from tests.storage.manifests import opened, sealed
 
 from weighbridge.errors import CorruptData, LineageError
+from weighbridge.storage.audit import audit as auditing
+from weighbridge.storage.audit import stretches
 from weighbridge.storage.audit.audit import audit
 from weighbridge.storage.digests import chain_digest
 from weighbridge.storage.history import compact as compacting
@@ -75,6 +77,51 @@ def test_the_chain_alone_reads_no_shard_and_no_record(run: LongRun) -> None:
         key.startswith(("history/", "run.json")) or key.endswith("arrow") for v, key in watched.calls if v == "get"
     )
     assert not [verb for verb, _ in watched.calls if verb == "get_range"]
+
+
+@pytest.fixture
+def in_stretches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Long chains begin at four versions; holds whether the stretches of each audit were all found sound."""
+    monkeypatch.setattr(stretches, "LEAST", 3)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    sound: list[bool] = []
+    monkeypatch.setattr(
+        auditing, "prove_in_stretches", lambda *told: sound.append(stretches.prove_in_stretches(*told)) or sound[-1]
+    )
+    return sound
+
+
+def test_a_long_chain_is_proven_in_stretches_by_several_processes(run: LongRun, in_stretches: list[bool]) -> None:
+    found = audit(run.store, chain=True)
+    assert (found.ok, in_stretches) == (True, [True])
+    alone = FaultyStore(run.store)  # not a directory, so walked over in one piece
+    one_walk = audit(alone, chain=True)
+    assert in_stretches == [True, False]
+    assert (found.manifests, found.segments, found.nbytes) == (one_walk.manifests, one_walk.segments, one_walk.nbytes)
+
+
+def test_whatever_is_wrong_in_a_stretch_is_named_as_ever(run: LongRun, in_stretches: list[bool]) -> None:
+    parts, versions = (list_segments(run.store, kind) for kind in ("parts", "versions"))
+    for key in (manifest_key(1), manifest_key(5), max(parts, key=lambda s: s.last).key, versions[0].key):
+        whole = run.store.get(key)
+        run.store.put(key, whole[:-300] + bytes([whole[-300] ^ 1]) + whole[-299:])
+        assert first(run.store, chain=True) == key
+        run.store.put(key, whole)
+    assert in_stretches == [False] * 4
+
+
+def test_stretches_that_are_sound_but_do_not_follow_each_other_are_a_break(
+    grown: LongRun, tmp_path: Path, in_stretches: list[bool]
+) -> None:
+    run = grown.on(open_store(str(tmp_path / "root")))
+    shutil.copytree(grown.store.url, tmp_path / "root")
+    twin = LongRun(open_store(str(tmp_path / "twin")), tensors=3, shards=True)
+    twin.random.seed(11)
+    twin.grow(6)
+    for version in (4, 5, 6):
+        run.store.put(manifest_key(version), twin.store.get(manifest_key(version)))
+    assert first(run.store, chain=True) == manifest_key(4)
+    assert in_stretches == [False]
 
 
 def test_whatever_byte_of_whatever_object_changes_it_is_named(run: LongRun) -> None:
