@@ -49,10 +49,13 @@ class Stretch:
 
 def prove_in_stretches(lineage: Lineage, audit: Audit) -> bool:
     """Proves manifests and segments as `chain` does, if there is so much that it pays, and if all is well: then it is
-    added to the audit. False, and nothing added, otherwise."""
+    added to the audit. False, and nothing added, otherwise; so where keys are trusted, which other processes are not
+    given."""
     store, last = lineage.store, audit.head
+    if not isinstance(store, DirectoryStore) or lineage.trust is not None or last < 2 * LEAST:
+        return False
     parts, versions = (list_segments(store, kind) for kind in ("parts", "versions"))
-    if not isinstance(store, DirectoryStore) or max((s.last for s in (*parts, *versions)), default=0) > last:
+    if max((s.last for s in (*parts, *versions)), default=0) > last:
         return False
     count = min(len(os.sched_getaffinity(0)), _MOST, last // LEAST)
     ends = [-1, *_cuts(parts, last, count), last]
