@@ -24,14 +24,26 @@ from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
 from weighbridge.flows.deployments import ensure_deployment, forget_deployments
 from weighbridge.flows.host_sync import host_sync
+from weighbridge.flows.prepare import prepare
 
 _PAGE = 200
 _POLL_SECONDS = 0.2
 
 
+def ensure_host_flows(client: SyncPrefectClient) -> None:
+    """Makes sure that the hosts' deployments exist."""
+    ensure_host_sync(client)
+    ensure_prepare(client)
+
+
 def ensure_host_sync(client: SyncPrefectClient) -> UUID:
-    """Makes sure that the hosts' deployment exists; returns its id."""
+    """Makes sure that the deployment of the hosts' syncs exists; returns its id."""
     return ensure_deployment(client, host_sync, deployment=names.HOST_DEPLOYMENT, pool=names.HOSTS_POOL)
+
+
+def ensure_prepare(client: SyncPrefectClient) -> UUID:
+    """Makes sure that the deployment of what comes before a common cut over exists; returns its id."""
+    return ensure_deployment(client, prepare, deployment=names.PREPARE_DEPLOYMENT, pool=names.HOSTS_POOL)
 
 
 def dispatch(client: SyncPrefectClient, *, run: str, version: int, hosts: Sequence[str]) -> dict[str, UUID]:
@@ -40,29 +52,60 @@ def dispatch(client: SyncPrefectClient, *, run: str, version: int, hosts: Sequen
     Asking again asks for the same run; one that failed is set back to run again. A host that is down finds its run
     waiting when it comes up.
     """
-    return {host: _ask(client, run=run, version=version, host=host) for host in hosts}
+    return {
+        host: _ask(client, names.HOST_SYNC, ensure_host_sync, f"v{version} on {host}", run, version, host)
+        for host in hosts
+    }
 
 
-def _ask(client: SyncPrefectClient, *, run: str, version: int, host: str) -> UUID:
+def dispatch_prepare(
+    client: SyncPrefectClient, *, run: str, version: int, hosts: Sequence[str], hold_seconds: float
+) -> dict[str, UUID]:
+    """Like `dispatch`, up to the cut over, for which each host then waits at most `hold_seconds`."""
+    return {
+        host: _ask(
+            client,
+            names.PREPARE,
+            ensure_prepare,
+            f"prepare v{version} on {host}",
+            run,
+            version,
+            host,
+            hold_seconds=hold_seconds,
+        )
+        for host in hosts
+    }
+
+
+def _ask(
+    client: SyncPrefectClient,
+    flow: str,
+    ensure: Callable[[SyncPrefectClient], UUID],
+    name: str,
+    run: str,
+    version: int,
+    host: str,
+    **more: float,
+) -> UUID:
     wanted: dict[str, Any] = {
-        "parameters": {"run": run, "version": version, "host": host},
-        "name": f"v{version} on {host}",
+        "parameters": {"run": run, "version": version, "host": host, **more},
+        "name": name,
         "tags": [names.run_tag(run), names.version_tag(version), names.host_tag(host)],
-        "idempotency_key": names.host_key(run, version, host),
+        "idempotency_key": names.host_key(flow, run, version, host),
         "work_queue_name": host,
-        "parent_task_run_id": _place_in_parent(client, host),
+        "parent_task_run_id": _place_in_parent(client, flow, host),
     }
     try:
-        flow_run = client.create_flow_run_from_deployment(ensure_host_sync(client), **wanted)
+        flow_run = client.create_flow_run_from_deployment(ensure(client), **wanted)
     except ObjectNotFound:  # somebody deleted the deployment, or the server has a new database
         forget_deployments()
-        flow_run = client.create_flow_run_from_deployment(ensure_host_sync(client), **wanted)
+        flow_run = client.create_flow_run_from_deployment(ensure(client), **wanted)
     if flow_run.state is not None and flow_run.state.is_final() and not flow_run.state.is_completed():
         ask_again(client, flow_run)
     return flow_run.id
 
 
-def _place_in_parent(client: SyncPrefectClient, host: str) -> UUID | None:
+def _place_in_parent(client: SyncPrefectClient, flow: str, host: str) -> UUID | None:
     """The task run that stands for a host's run within the calling flow run, so that the UI shows it as its child.
 
     `run_deployment` does the same with twice the calls, which count when there are many hosts.
@@ -71,7 +114,7 @@ def _place_in_parent(client: SyncPrefectClient, host: str) -> UUID | None:
     if context is None or context.flow_run is None:
         return None
     stand_in = Task(name=host, fn=lambda: None)
-    stand_in.task_key = f"{names.HOST_SYNC}-{host}"
+    stand_in.task_key = f"{flow}-{host}"
     place = client.create_task_run(
         task=stand_in, flow_run_id=context.flow_run.id, dynamic_key=host, name=host, state=Pending()
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from weighbridge.storage.records import SERVED, pass_over, read_records
-from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.host_attempt import Host, HostAttempt, Prepared
 
 log = structlog.get_logger("weighbridge.follower")
 
@@ -72,6 +72,8 @@ class Follower:
                 self._behind_since, self._at_once = None, False
                 return False
             now = host.clock.monotonic()
+            if self._is_connected() and host.prepared is not None and _is_left(host.prepared, target, now):
+                return False
             self._behind_since = self._behind_since if self._behind_since is not None else now
             if self._is_connected() and not self._at_once and now - self._behind_since < self._patience:
                 return False
@@ -92,6 +94,11 @@ class Follower:
                 return False
             self._recorded = version
         return True
+
+
+def _is_left(prepared: Prepared, target: int, now: float) -> bool:
+    """Whether a version is still its rollout's to cut over, together with other hosts."""
+    return prepared.version == target and now < prepared.until
 
 
 def catch_up(host: Host, version: int) -> None:

@@ -8,6 +8,7 @@ STEWARD_POOL = "weighbridge-steward"
 POOL_TYPE = "weighbridge-host"
 
 HOST_SYNC = "host-sync"
+PREPARE = "prepare"
 ROLLOUT = "rollout"
 ANCHOR = "anchor"
 COMPACT = "compact"
@@ -16,6 +17,7 @@ SCRUB = "scrub"
 AUDIT = "audit"
 
 HOST_DEPLOYMENT = f"{HOST_SYNC}/host"
+PREPARE_DEPLOYMENT = f"{PREPARE}/host"
 
 PARTIAL = "PartialRollout"
 HEALED = "Healed"
@@ -53,6 +55,6 @@ def scrub_deployment(host: str) -> str:
     return f"{SCRUB}/{host}"
 
 
-def host_key(run: str, version: int, host: str) -> str:
-    """The idempotency key: one host run for a version, however often it is asked for."""
-    return f"{HOST_SYNC}:{run}:{version}:{host}"
+def host_key(flow: str, run: str, version: int, host: str) -> str:
+    """The idempotency key: one run of a host's flow for a version, however often it is asked for."""
+    return f"{flow}:{run}:{version}:{host}"

@@ -5,7 +5,8 @@ import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 from uuid import UUID
 
 import structlog
@@ -20,7 +21,7 @@ from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_hosts
 from weighbridge.flows.context import store_here
 from weighbridge.flows.deployments import ensure_deployment
-from weighbridge.flows.dispatch import dispatch, follow
+from weighbridge.flows.dispatch import dispatch, dispatch_prepare, follow
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import (
@@ -41,7 +42,12 @@ log = structlog.get_logger("weighbridge.rollout")
 BEST_EFFORT_SECONDS = 10.0
 """A live host takes a run up within half a second; one that has not by now is down, or busy with another version."""
 
+PREPARE_SHARE = 0.5
+"""Of the deadline: hosts that are prepared by then are cut over without those that are not."""
+
 _LOOK_SECONDS = 1.0
+
+CutOverMode = Literal["each", "together"]
 
 MISSED = "missed"
 PENDING = "pending"
@@ -63,43 +69,67 @@ def ensure_rollout(client: SyncPrefectClient, run: str) -> UUID:
 
 @flow(name=names.ROLLOUT, flow_run_name="rollout of v{version}", persist_result=False)
 def rollout(
-    run: str, version: int, hosts: list[str], required: float = 1.0, deadline_seconds: float = 600.0
+    run: str,
+    version: int,
+    hosts: list[str],
+    required: float = 1.0,
+    deadline_seconds: float = 600.0,
+    cutover: CutOverMode = "each",
 ) -> State[Any]:
     """Rolls a version out: a host-sync run a host, then the hosts' records.
 
     `required` is the share of hosts that must make it (1 all, 0 best effort); a share below 1 is waited for only until
-    it is reached, and with 0 a host that does not take its run up within BEST_EFFORT_SECONDS is not waited for. Ends
-    Completed, or Failed under the name PartialRollout.
+    it is reached, and with 0 a host that does not take its run up within BEST_EFFORT_SECONDS is not waited for. With
+    `cutover` "together" no engine is touched before so many hosts are prepared, or PREPARE_SHARE of the deadline has
+    passed; then all are cut over. Ends Completed, or Failed under the name PartialRollout.
     """
     if not hosts or len(set(hosts)) != len(hosts) or not 0 <= required <= 1:
         raise UsageError(f"a rollout needs hosts, each named once, and a share of them: {hosts}, {required}.")
     store = store_here(run)
-    needed = math.ceil(required * len(hosts))
-    asked = time.monotonic()
-
-    def is_reached(now: Mapping[str, FlowRun]) -> bool:
-        return 0 < needed < len(hosts) and sum(_is_completed(r) for r in now.values()) >= needed
-
-    def enough(now: Mapping[str, FlowRun]) -> bool:
-        if needed:
-            return is_reached(now)
-        return time.monotonic() - asked >= BEST_EFFORT_SECONDS and not any(_is_at_work(r) for r in now.values())
-
+    policy = _Policy(len(hosts), math.ceil(required * len(hosts)))
+    until = time.monotonic() + deadline_seconds
     with SyncClientContext.get_or_create() as context:
-        _tag(context.client, run, version)
-        runs = dispatch(context.client, run=run, version=version, hosts=hosts)
-        ended = follow(
-            context.client,
-            runs,
-            deadline_seconds=deadline_seconds,
-            enough=enough,
-            look_seconds=math.inf if needed else _LOOK_SECONDS,
-        )
-    if not is_reached(ended):
+        client = context.client
+        _tag(client, run, version)
+        asked = hosts
+        if cutover == "together":
+            waiting = dispatch_prepare(client, run=run, version=version, hosts=hosts, hold_seconds=deadline_seconds)
+            ready = _wait(client, waiting, policy, deadline_seconds * PREPARE_SHARE)
+            asked = [host for host in hosts if host not in ready or not _is_cancelled(ready[host])]
+        runs = dispatch(client, run=run, version=version, hosts=asked)
+        ended = _wait(client, runs, policy, until - time.monotonic())
+    if not policy.is_reached(ended):
         write_missed(store, run=run, version=version, hosts=hosts, runs=ended, clock=SystemClock())
     outcome, table = hosts_outcome(store, version=version, hosts=hosts)
     show_hosts(version, table)
-    return _state(outcome, table, version=version, needed=needed)
+    return _state(outcome, table, version=version, needed=policy.needed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """How many of the hosts must make it."""
+
+    hosts: int
+    needed: int
+
+    def is_reached(self, now: Mapping[str, FlowRun]) -> bool:
+        """Whether no other host need be waited for. Where all are needed, that is when all have ended."""
+        return 0 < self.needed < self.hosts and sum(_is_completed(r) for r in now.values()) >= self.needed
+
+
+def _wait(
+    client: SyncPrefectClient, runs: Mapping[str, UUID], policy: _Policy, seconds: float
+) -> Mapping[str, FlowRun]:
+    """Follows runs until all have ended, the policy has what it asks for, or the time is up."""
+    asked = time.monotonic()
+
+    def enough(now: Mapping[str, FlowRun]) -> bool:
+        if policy.needed:
+            return policy.is_reached(now)
+        return time.monotonic() - asked >= BEST_EFFORT_SECONDS and not any(_is_at_work(r) for r in now.values())
+
+    look = math.inf if policy.needed else _LOOK_SECONDS
+    return follow(client, runs, deadline_seconds=seconds, enough=enough, look_seconds=look)
 
 
 def mirrored(state: State[Any]) -> State[Any]:
@@ -173,6 +203,10 @@ def _is_at_work(flow_run: FlowRun) -> bool:
 
 def _is_completed(flow_run: FlowRun) -> bool:
     return flow_run.state is not None and flow_run.state.is_completed()
+
+
+def _is_cancelled(flow_run: FlowRun) -> bool:
+    return flow_run.state is not None and (flow_run.state.is_cancelled() or flow_run.state.is_cancelling())
 
 
 def _tag(client: SyncPrefectClient, run: str, version: int) -> None:

@@ -15,7 +15,7 @@ from weighbridge.flows import names
 from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import using_store
 from weighbridge.flows.publish import publish
-from weighbridge.flows.rollout import hosts_outcome, mirrored, rollout
+from weighbridge.flows.rollout import CutOverMode, hosts_outcome, mirrored, rollout
 from weighbridge.storage.feed import FeedBroken
 from weighbridge.storage.publication import Publication
 from weighbridge.storage.stores.contract import Store
@@ -25,11 +25,13 @@ from weighbridge.values import HostOutcome
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """How far to go: the `hosts` to bring along, the share of them that is `required`, and by when."""
+    """How far to go: the `hosts` to bring along, the share of them that is `required`, by when, and whether each engine
+    changes over as soon as its host is ready, or all together."""
 
     hosts: tuple[str, ...]
     required: float
     deadline_seconds: float
+    cutover: CutOverMode = "each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ def sync(
     hosts: list[str],
     required: float,
     deadline_seconds: float,
+    cutover: CutOverMode,
     publication: Handle[Publication],
 ) -> State[Any]:
     """Publishes one version and brings the hosts to it; ends as the rollout ends."""
     _threaded(publication)(run, version, publication)
-    return mirrored(rollout(run, version, hosts, required, deadline_seconds, return_state=True))
+    return mirrored(rollout(run, version, hosts, required, deadline_seconds, cutover, return_state=True))
 
 
 def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
@@ -67,7 +70,8 @@ def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
         with using_store(run, store):
             ended: Any  # Prefect's overloads do not know a flow that returns a state
             if hosts:
-                ended = sync(run, version, hosts, options.required, options.deadline_seconds, handle, return_state=True)
+                policy = (options.required, options.deadline_seconds, options.cutover)
+                ended = sync(run, version, hosts, *policy, handle, return_state=True)
             else:
                 ended = _threaded(handle)(run, version, handle, return_state=True)
             state: State[Any] = ended
@@ -88,7 +92,13 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
     try:
         with using_store(run, store):
             state: State[Any] = rollout(
-                run, version, hosts, options.required, options.deadline_seconds, return_state=True
+                run,
+                version,
+                hosts,
+                options.required,
+                options.deadline_seconds,
+                options.cutover,
+                return_state=True,
             )
     except UNREACHABLE as lost:
         raise _unfinished(version, str(lost)) from lost

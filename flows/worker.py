@@ -18,11 +18,12 @@ from prefect.client.schemas.objects import FlowRun
 
 from weighbridge.flows import names, upkeep
 from weighbridge.flows.context import hosting, using_store
-from weighbridge.flows.dispatch import ensure_host_sync
+from weighbridge.flows.dispatch import ensure_host_flows
 from weighbridge.flows.follower import Follower
 from weighbridge.flows.healing import heal
 from weighbridge.flows.host_sync import host_sync
 from weighbridge.flows.keep_working import Work, keep_working
+from weighbridge.flows.prepare import prepare as prepare_flow
 from weighbridge.flows.rollout import ensure_rollout, rollout
 from weighbridge.flows.sweep import sweep
 from weighbridge.storage.stores.contract import Store
@@ -71,7 +72,7 @@ def serve_steward(
     chosen = options or WorkerOptions()
 
     def prepare(client: SyncPrefectClient) -> None:
-        ensure_host_sync(client)
+        ensure_host_flows(client)
         ensure_rollout(client, run)
         upkeep.ensure_upkeep(client, run)
         sweep(client, pool=names.STEWARD_POOL, queue=run, running=work.running)
@@ -100,7 +101,7 @@ class _HostProcess:
         self._work = Work(
             pool=names.HOSTS_POOL,
             queue=host.name,
-            flows={names.HOST_SYNC: host_sync, names.SCRUB: upkeep.OF_HOST.flow},
+            flows={names.HOST_SYNC: host_sync, names.PREPARE: prepare_flow, names.SCRUB: upkeep.OF_HOST.flow},
             limit=1,  # one replica: one sync at a time
             order=_newest_first,
             prepare=self._prepare,
@@ -119,7 +120,7 @@ class _HostProcess:
             log.info("host stopped", host=self._host.name, version=self._host.replica.version)
 
     def _prepare(self, client: SyncPrefectClient) -> None:
-        ensure_host_sync(client)
+        ensure_host_flows(client)
         upkeep.ensure_host_upkeep(client, self._host.run_id, self._host.name)
         self._swept = sweep(client, pool=names.HOSTS_POOL, queue=self._host.name, running=self._work.running)
         heal(client, self._host.store, run=self._host.run_id)

@@ -20,6 +20,7 @@ from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.cutover import Copies, CutOverFailed, Stage, Watch, cut_over
 from weighbridge.tasks.engines.contract import Engine
+from weighbridge.tasks.nodes import await_nodes
 from weighbridge.values import HostRecord
 
 log = structlog.get_logger("weighbridge.host")
@@ -60,6 +61,21 @@ class HostReplica(Copies, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A version that stands proven in the spare copy and waits for its rollout to cut over, with what it took so far.
+
+    `until` is the host's monotonic clock: after that the rollout is taken for dead, and the host goes on by itself.
+    """
+
+    version: int
+    until: float
+    started_ns: int
+    fetched_bytes: int
+    repaired: int
+    seconds: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class Host:
     """What a host's process brings to a run that names only run, version and host."""
@@ -83,6 +99,10 @@ class Host:
     """The guard of this host, if its engine is one that is paused."""
     trust: Trust | None = None
     """The keys whose versions this host believes; None: it believes the store."""
+    nodes: tuple[str, ...] = ()
+    """The hosts on the other machines that this engine loads from: it is cut over once all of them hold the version."""
+    prepared: Prepared | None = None
+    """What was prepared for a cut over together with other hosts."""
     lineage: Lineage = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,7 +171,11 @@ class HostAttempt:
         self._fetched: Any = None
         self._applied: Any = None
         self._fetched_bytes = 0
+        self._repaired = 0
         self._sent: HostRecord | None = None
+        if host.prepared is not None and host.prepared.version == version:
+            self._go_on_from(host.prepared)
+            host.prepared = None
 
     @property
     def is_superseded(self) -> bool:
@@ -178,6 +202,7 @@ class HostAttempt:
         """Patches the spare copy, each part proven before it is written; returns the parts written. Safe to repeat."""
         with self._timed("apply"):
             self._applied = self.host.replica.apply(self._fetched)
+        self._repaired += int(self._applied.repaired)
         self.stage = Stage.APPLIED
         return int(self._applied.parts)
 
@@ -194,9 +219,24 @@ class HostAttempt:
                 )
         return found
 
+    def hold(self, *, seconds: float) -> None:
+        """Leaves what was applied and proven to its rollout, for at most so long, to be cut over with other hosts."""
+        clock = self.host.clock
+        self.host.prepared = Prepared(
+            version=self.version,
+            until=clock.monotonic() + seconds,
+            started_ns=self._started_ns,
+            fetched_bytes=self._fetched_bytes,
+            repaired=self._repaired,
+            seconds=dict(self.seconds),
+        )
+
     def cut_over(self) -> float:
         """Makes the engine serve the version; returns the seconds it was paused. Never repeated blindly."""
         host = self.host
+        if host.nodes:
+            with self._timed("nodes"):
+                await_nodes(host.store, host.nodes, self.version, seconds=host.engine_seconds, clock=host.clock)
         standing = self._applied is None
         if standing and host.engine_is_at(self.version):
             self._ask_canary()
@@ -275,12 +315,18 @@ class HostAttempt:
             started_ns=self._started_ns,
             ended_ns=self.host.clock.now_ns(),
             fetched_bytes=self._fetched_bytes,
-            repaired=int(self._applied.repaired) if self._applied is not None else 0,
+            repaired=self._repaired,
             seconds={phase: round(taken, 6) for phase, taken in self.seconds.items()},
             engine=self.host.engine.name,
             error=error,
             head=self._head(),
         )
+
+    def _go_on_from(self, prepared: Prepared) -> None:
+        """Counts what another run of this host did for this version already."""
+        self._started_ns = prepared.started_ns
+        self._fetched_bytes, self._repaired = prepared.fetched_bytes, prepared.repaired
+        self.seconds.update(prepared.seconds)
 
     def _head(self) -> int:
         """The newest version known here. A store that is away must not keep anybody from saying what happened."""

@@ -67,6 +67,7 @@ class Settings(BaseSettings):
     allowed_age: float | None = Field(default=None, gt=0)
     policy: Literal["all", "best-effort"] | float = "all"
     sync_deadline: float = Field(default=600.0, gt=0)
+    cutover: Literal["each", "together"] = "each"
     shard_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
     threads: int = Field(default=0, ge=0)
     spool: Path | None = None
@@ -106,6 +107,7 @@ class Settings(BaseSettings):
     engine_admin_key: SecretStr | None = None
     engine_admin_key_file: Path | None = None
     engine_maps_files: bool = False
+    engine_nodes: Names = ()  # the hosts on the other machines of an engine that spans several
     engine_deadline: float = Field(default=300.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
     follow_seconds: float = Field(default=10.0, gt=0)
@@ -197,6 +199,8 @@ class Settings(BaseSettings):
             raise ValueError("allowed_age is set, but no key to trust: an age that nobody signed means nothing")
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("a host is named twice")
+        if self.name in self.engine_nodes:
+            raise ValueError(f"engine_nodes names {self.name}, which is this host: name the other machines' hosts")
         return self
 
     @classmethod

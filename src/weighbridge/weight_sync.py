@@ -80,7 +80,9 @@ class WeightSync:
         if self._settings.store is None or self._settings.base is None:
             raise UsageError("WeightSync needs a store and a base checkpoint. Nothing was started.")
         logs.configure(json_lines=self._settings.log_json)
-        self._options = SyncOptions(self._settings.hosts, self._settings.required, self._settings.sync_deadline)
+        self._options = SyncOptions(
+            self._settings.hosts, self._settings.required, self._settings.sync_deadline, self._settings.cutover
+        )
         self._lanes = Lanes(self._settings.home)
         self._publisher: Publisher | None = None
         self._spools = ExitStack()

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 from tests.faults.faulty_store import Fault, FaultyStore
+from tests.faults.virtual_clock import VirtualClock
 from tests.replica.runs import SmallRun
 
 from weighbridge.errors import EngineError, StoreError, UsageError
@@ -15,6 +16,7 @@ from weighbridge.storage.stores import open_store
 from weighbridge.tasks.cutover import CutOverFailed
 from weighbridge.tasks.engines.none import NoEngine
 from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.nodes import NodesBehind
 
 
 class Engine(NoEngine):
@@ -198,3 +200,68 @@ def test_an_engine_that_keeps_its_files_mapped_is_refused_on_a_replica_with_one_
         Host("a", "run", store, OneCopy(), Mapping())
     assert Host("a", "run", store, Replica(), Mapping()).name == "a"
     assert Host("a", "run", store, OneCopy(), Engine()).name == "a"
+
+
+class Prepares(Replica):
+    """Brings version 5 into the spare copy."""
+
+    def plan_and_fetch(self, target: int | None = None, *, on_progress: Any) -> Any:
+        return SimpleNamespace(downloaded_bytes=70)
+
+    def apply(self, fetched: Any) -> Any:
+        return SimpleNamespace(parts=1, repaired=0, reload=True)
+
+    def switch(self) -> int:
+        self.version = 5
+        return 5
+
+
+def test_a_prepared_version_is_left_to_its_rollout_until_the_time_is_up_or_prefect_is_lost(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path / "run")
+    replica = Replica()
+    replica.version = run.push() - 1
+    connected = [True]
+    host = Host("a", run.lineage.run.run_id, run.store, replica, Engine())
+    host.engine_version = replica.version
+    follower = Follower(host, is_connected=lambda: connected[0], every_seconds=1, patience_seconds=0, at_once=True)
+    HostAttempt(host, 1).hold(seconds=600)
+    assert not follower.look()
+    connected[0] = False
+    with pytest.raises(AttributeError):  # this replica cannot be brought anywhere, and was asked to be
+        follower.look()
+    connected[0] = True
+    HostAttempt(host, 1).hold(seconds=-1)
+    with pytest.raises(AttributeError):
+        follower.look()
+
+
+def test_what_preparing_took_is_in_the_record_of_what_it_came_to(tmp_path: Path) -> None:
+    host = Host("a", "run", open_store(str(tmp_path)), Prepares(), Engine())
+    first = HostAttempt(host, 5)
+    first.fetch()
+    first.apply()
+    first.hold(seconds=600)
+    second = HostAttempt(host, 5)
+    second.fetch()
+    second.apply()
+    second.cut_over()
+    record = second.record_served()
+    assert (record.fetched_bytes, host.prepared) == (140, None)
+    assert record.seconds["fetch"] >= first.seconds["fetch"]
+
+
+def test_an_engine_that_spans_nodes_is_cut_over_once_all_of_them_hold_the_version(tmp_path: Path) -> None:
+    store, engine, now = open_store(str(tmp_path)), Engine(), VirtualClock()
+    leader = Host("leader", "run", store, Replica(), engine, nodes=("n1", "n2"), engine_seconds=60, clock=now)
+    node = {name: Host(name, "run", store, Replica(), NoEngine()) for name in leader.nodes}
+    HostAttempt(node["n1"], 4).record_served()
+    HostAttempt(node["n2"], 4).record_failed(EngineError("no."))
+    with pytest.raises(NodesBehind, match=r"version 4 is not on n2 after 60 s"):
+        HostAttempt(leader, 4).cut_over()
+    assert engine.calls == []
+    HostAttempt(node["n2"], 4).record_served()
+    HostAttempt(leader, 4).cut_over()
+    assert engine.calls == ["reload 4", "resume"]
+    HostAttempt(node["n1"], 5).record_served()
+    with pytest.raises(NodesBehind, match=r"n1 \(version 5\) went on"):
+        HostAttempt(leader, 4).cut_over()

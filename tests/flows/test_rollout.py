@@ -33,7 +33,7 @@ from weighbridge.tasks.host_attempt import HostReplica
 Make = Callable[..., LocalHost]
 
 
-def roll_out(run: SmallRun, version: int, *hosts: str, **policy: float) -> State[Any]:
+def roll_out(run: SmallRun, version: int, *hosts: str, **policy: Any) -> State[Any]:
     return rollout(run.run_id, version, list(hosts), **policy, return_state=True)
 
 
@@ -165,6 +165,73 @@ class Held:
         return getattr(self._replica, name)
 
 
+def test_together_no_engine_is_touched_before_every_host_has_applied(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make
+) -> None:
+    quick, slow, held = local_host(), local_host(), []
+    slow.wrap = lambda replica: held.append(Held(replica)) or held[0]  # type: ignore[func-returns-value]
+    hosts = [quick.start().wait_ready(), slow.start().wait_ready()]
+    until(lambda: all("probe" in host.engine.calls for host in hosts), what="the first loads")
+    version, before, seen = run.push().version, [len(host.engine.calls) for host in hosts], []
+
+    def let_go() -> None:
+        assert held[0].entered.wait(90)
+        until(lambda: _ended(client, quick.name), what="the quick one is prepared")
+        seen.extend([*(len(host.engine.calls) for host in hosts), quick.version, len(runs_of(client, quick.name))])
+        held[0].go.set()
+
+    release = threading.Thread(target=let_go)
+    release.start()
+    state = roll_out(run, version, quick.name, slow.name, cutover="together", deadline_seconds=180)
+    release.join(90)
+    assert seen == [*before, version - 1, 1]
+    assert state.name == "Completed"
+    assert all(run.is_held_by(host.current) for host in hosts)
+    for host in hosts:
+        ran = sorted(found.name for found in runs_of(client, host.name))
+        assert ran == [f"prepare v{version} on {host.name}", f"v{version} on {host.name}"]
+    (record,) = read_records(run.store, host=quick.name, version=version)
+    assert record.fetched_bytes > 0, "what prepare did is in the record of what it came to"
+    assert {"fetch", "apply", "verify", "pause"} <= set(record.seconds)
+
+
+def _ended(client: SyncPrefectClient, host: str) -> bool:
+    return any(found.state is not None and found.state.is_final() for found in runs_of(client, host))
+
+
+def test_together_a_host_that_cannot_apply_does_not_hold_the_others(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "PREPARE_SHARE", 0.01)
+    good, stuck, held = local_host(), local_host(), []
+    stuck.wrap = lambda replica: held.append(Held(replica)) or held[0]  # type: ignore[func-returns-value]
+    for host in (good, stuck):
+        host.start().wait_ready()
+    version, served = run.push().version, []
+
+    def let_go() -> None:
+        until(lambda: read_records(run.store, host=good.name, version=version), what="the good one serves")
+        served.append(stuck.version)
+        held[0].go.set()
+
+    release = threading.Thread(target=let_go)
+    release.start()
+    state = roll_out(run, version, good.name, stuck.name, cutover="together", deadline_seconds=180)
+    release.join(90)
+    assert served == [version - 1]
+    assert state.name == "Completed", "the stuck one came after all"
+
+
+def test_together_as_many_as_the_policy_asks_for_are_enough(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make
+) -> None:
+    up, down = local_host().start().wait_ready(), local_host()
+    version = run.push().version
+    state = roll_out(run, version, up.name, down.name, required=0.5, deadline_seconds=180, cutover="together")
+    assert (state.is_completed(), state.name) == (True, "Enough")
+    assert run.is_held_by(up.current)
+
+
 def test_a_cancel_takes_effect_between_steps_and_leaves_the_engine_alone(
     client: SyncPrefectClient, run: SmallRun, local_host: Make
 ) -> None:
@@ -267,7 +334,7 @@ def test_a_worker_runs_only_the_flows_it_knows(client: SyncPrefectClient, run: S
     ended = follow(client, {"it": asked.id}, deadline_seconds=60)["it"]
     assert ended.state is not None
     assert ended.state.is_crashed()
-    assert "host-sync, scrub and nothing else" in str(ended.state.message)
+    assert "host-sync, prepare, scrub and nothing else" in str(ended.state.message)
     assert not ran.is_set()
     version = run.push().version
     assert roll_out(run, version, host.name).name == "Completed"  # and goes on working

@@ -118,6 +118,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             engine_seconds=settings.engine_deadline,
             engine_in_doubt=guard is not None and guard.marked(),
             watch=guard,
+            nodes=settings.engine_nodes,
             hooks=settings.hooks,
             trust=settings.trusted,
         )

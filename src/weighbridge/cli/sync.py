@@ -20,6 +20,7 @@ def sync(
     run: Run = None,
     policy: str | None = None,
     sign: Path | None = None,
+    cutover: str | None = None,
     label: Annotated[tuple[str, ...], Parameter(help="key=value, kept with the version; repeatable.")] = (),
     json: Json = False,
     log_json: LogJson = False,
@@ -32,15 +33,19 @@ def sync(
         An HF folder with the base's tensors.
     policy
         Which hosts must make it: all, best-effort, or a share such as 0.5.
+    cutover
+        each: an engine changes over when its host is ready; together: all at once, when as many as the policy asks for
+        are prepared.
     sign
         A private key (`weighbridge keygen`) to sign the version with; a run is signed from its first version on.
     """
-    settings = settings_of(("store", "base"), store=store, base=base, hosts=hosts, run=run, policy=policy, sign=sign)
+    given = {"store": store, "base": base, "hosts": hosts, "run": run, "policy": policy}
+    settings = settings_of(("store", "base"), **given, cutover=cutover, sign=sign)
     logs.to_stderr(json_lines=log_json or settings.log_json)
     from weighbridge.weight_sync import WeightSync
 
-    given = {"run": settings.run, "policy": settings.policy, "sign": settings.sign}
-    with WeightSync(settings.store, settings.base, settings.hosts, **given) as front:
+    chosen = {"run": settings.run, "policy": settings.policy, "cutover": settings.cutover, "sign": settings.sign}
+    with WeightSync(settings.store, settings.base, settings.hosts, **chosen) as front:
         result = front.push(checkpoint, labels=_labels(label), wait=True)
     if json:
         print_json(result)
