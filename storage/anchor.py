@@ -16,6 +16,7 @@ from weighbridge.errors import (
     StoreRefused,
     VersionRetired,
     VersionUnknown,
+    what_happened,
 )
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.codecs import encode_whole
@@ -149,7 +150,9 @@ def standing_anchor(lineage: Lineage, version: int, *, clock: Clock) -> Manifest
     except VersionUnknown:
         return None
     except ManifestCorrupt as error:
-        raise ManifestCorrupt(_damaged(version, f"{anchor_key(version)} cannot be read ({error})")) from error
+        raise ManifestCorrupt(
+            _damaged(version, f"{anchor_key(version)} cannot be read ({what_happened(error)})")
+        ) from error
     if lineage.is_marked(standing):
         raise VersionRetired(
             f"the anchor of version {version} was collected, and is not made again. Name a newer version."

@@ -2,7 +2,7 @@
 them, and never anything live: no folder above the head is touched, and every age is the store's own time."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -35,8 +35,11 @@ class Leftover:
     unfinished: Unfinished | None = None
 
 
-def find_leftovers(store: Store, lineage: Lineage, *, grace_seconds: float = 86_400.0) -> Iterator[Leftover]:
-    """Everything that dead attempts left in the store and that may go.
+def find_leftovers(
+    store: Store, lineage: Lineage, *, grace_seconds: float = 86_400.0, listed: Iterable[ObjectInfo] | None = None
+) -> Iterator[Leftover]:
+    """Everything that dead attempts left in the store and that may go; `listed` are the objects under its versions, as
+    they were a while ago.
 
     A shard under a committed version is an orphan at once when its commit id is not the one that the version's manifest
     names: an attempt at a version that is taken cannot win any more. Where a writer may still be at work (unfinished
@@ -55,7 +58,8 @@ def find_leftovers(store: Store, lineage: Lineage, *, grace_seconds: float = 86_
         if old(probe.modified_ns) > grace_seconds:
             yield Leftover("probe", probe.key, probe.nbytes, old(probe.modified_ns))
     head = lineage.head()
-    for folder, found in groupby(store.list("versions"), key=lambda info: info.key.rpartition("/")[0]):
+    objects = store.list("versions") if listed is None else listed
+    for folder, found in groupby(objects, key=lambda info: info.key.rpartition("/")[0]):
         name = folder.rpartition("/")[2]
         if name.isascii() and name.isdigit() and int(name) <= head and folder == version_folder(int(name)):
             for info, anchor in _orphans(lineage, int(name), list(found)):

@@ -2,6 +2,7 @@
 collected. docs/OPERATIONS.md has the rules in words."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,11 +34,13 @@ class Form:
 
 @dataclass(slots=True)
 class Stock:
-    """What a root holds: for each form the shards that are listed under it (those of dead attempts too), with their
-    bytes; which forms are marked, and which of these have all their shards nevertheless. `damaged` says of anchors that
-    ought to stand what is wrong with them, `unreadable` are those of them whose own manifest is."""
+    """What a root holds, from `listed`, all objects under its versions: for each form the shards that are listed under
+    it (those of dead attempts too), with their bytes; which forms are marked, and which of these have all their shards
+    nevertheless. `damaged` says of anchors that ought to stand what is wrong with them, `unreadable` are those of them
+    whose own manifest is."""
 
     head: int
+    listed: Sequence[ObjectInfo] = field(default=(), repr=False)
     shards: dict[Form, dict[str, int]] = field(default_factory=dict)
     marked: set[Form] = field(default_factory=set)
     spared: set[Form] = field(default_factory=set)
@@ -56,6 +59,15 @@ class Keeping:
 
     reasons: Mapping[int, tuple[str, ...]]
     needed: frozenset[Form]
+
+    @property
+    def ways(self) -> dict[Form, int]:
+        """What stays only since it leads to a version that is kept: to which one, the first of them."""
+        kept = sorted(self.reasons)
+        leading = (form for form in self.needed if form.is_anchor or form.version not in self.reasons)
+        ordered = sorted(leading, key=lambda form: (form.version, form.is_anchor))
+        places = ((form, bisect_left(kept, form.version)) for form in ordered)
+        return {form: kept[place] for form, place in places if place < len(kept)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +97,8 @@ class Wanted:
 def take_stock(lineage: Lineage) -> Stock:
     """Lists a root's versions. What stands above the head is nobody's to collect, and left out."""
     stock = Stock(lineage.head())
-    for info in lineage.store.list("versions"):
+    stock.listed = tuple(lineage.store.list("versions"))
+    for info in stock.listed:
         found = _OBJECT.fullmatch(info.key)
         if found is None or int(found["version"]) > stock.head:
             continue
@@ -123,7 +136,12 @@ def _prove_listed(lineage: Lineage, stock: Stock, version: int) -> None:
 
 
 def plan_gc(
-    lineage: Lineage, *, keep: int, grace_seconds: float = GRACE_SECONDS, proofs: dict[int, str | None] | None = None
+    lineage: Lineage,
+    *,
+    keep: int,
+    grace_seconds: float = GRACE_SECONDS,
+    stock: Stock | None = None,
+    proofs: dict[int, str | None] | None = None,
 ) -> GcPlan:
     """What may go: every form that no kept version's way needs.
 
@@ -131,13 +149,14 @@ def plan_gc(
     (by the store's own time) those from what it may patch up to the head, with every delta in between. A version's way
     is the newest anchor at or below it that stands whole, or the base, and all deltas after it. An anchor for which
     something may go is read to its last byte first; one that does not prove is in `damaged`, and counts as none. What
-    is in `proofs` (by version: what is wrong with its anchor, or None) is not read again; what is read is added.
+    is in `proofs` (by version: what is wrong with its anchor, or None) is not read again; what is read is added. With
+    a `stock` nothing is listed but names and hosts.
 
     Raises UsageError for a `keep` below 1, CorruptData when a name cannot be read, StoreError.
     """
     if keep < 1:
         raise UsageError(f"gc keeps at least one version, not {keep}. Nothing was collected.")
-    stock = take_stock(lineage)
+    stock = take_stock(lineage) if stock is None else stock
     wanted = wanted_versions(lineage, stock.head, keep=keep, grace_seconds=grace_seconds)
     proofs = {} if proofs is None else proofs
     keeping = what_is_kept(stock, wanted)
@@ -146,7 +165,8 @@ def plan_gc(
         keeping = what_is_kept(stock, wanted)
         gone = _what_may_go(stock, keeping)
     nbytes = sum(sum(stock.shards[form].values()) for form in gone)
-    return GcPlan(keeping, tuple(f for f in gone if f not in stock.marked), tuple(gone), nbytes, stock.damaged)
+    marks = tuple(form for form in gone if form not in stock.marked)
+    return GcPlan(keeping, marks, tuple(gone), nbytes, dict(stock.damaged))
 
 
 def _what_may_go(stock: Stock, keeping: Keeping) -> list[Form]:

@@ -1,7 +1,8 @@
 """The shortest way to a version, by the bytes that have still to travel: deltas from a state that is at hand, or an
 anchor and the deltas after it. Only reads; must not know who goes it, nor how."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -48,16 +49,21 @@ def find_way(lineage: Lineage, target: int, *, held: Mapping[int, int], weigh: W
     """The shortest way. `held` are the versions that are at hand, with a rank: of two ways that weigh the same, the one
     from the version of lower rank is taken, and an anchor last.
 
-    Whether the shards of a way still stand is asked only of its first, and of all once one was found gone
-    (`learn_gaps`). Raises VersionUnknown, VersionRetired when collected shards are in every way, ReplicaError when only
-    a base would do and none is at hand, ManifestCorrupt.
+    Whether the shards of a way still stand is asked only of its first, and of all where an anchor leads past them or
+    once one was found gone (`learn_gaps`). A manifest that cannot be read is in the way of what lies below it, and of
+    nothing else. Raises VersionUnknown, VersionRetired when collected shards are in every way, ReplicaError when only a
+    base would do and none is at hand, ManifestCorrupt when an unreadable manifest is in every way.
     """
     while True:
-        way = _Search(lineage, target, held, weigh).find()
-        first = next((m for m in way.manifests if m.shards), None) if len(way.manifests) > 1 else None
-        if first is None or not (_is_gone(lineage, first) and lineage.is_marked(first)):
+        search = _Search(lineage, target, held, weigh)
+        way = search.find()
+        asked = [m for m in way.manifests if m.shards] if len(way.manifests) > 1 else []
+        if not any(way.start < anchor for anchor in search.anchors):
+            asked = asked[:1]
+        gone = next((m for m in asked if weigh(m) and _is_gone(lineage, m) and lineage.is_marked(m)), None)
+        if gone is None:
             return way
-        lineage.forget_shards(first)
+        lineage.forget_shards(gone)
 
 
 def learn_gaps(lineage: Lineage, way: Way, *, damaged: list[Manifest]) -> None:
@@ -102,13 +108,17 @@ class _Search:
     def __init__(self, lineage: Lineage, target: int, held: Mapping[int, int], weigh: Weigh) -> None:
         self._lineage, self._target, self._held, self._weigh = lineage, target, held, weigh
         self._trail: list[tuple[Manifest, int]] = []  # newest first, with what all deltas above it weigh
-        self._best: tuple[int, int, int, Manifest | None] | None = None  # weight, rank, place on the trail, anchor
+        self._best: tuple[int, int, int, Manifest | None] | None = None  # weight, rank, steps on the trail, anchor
         self._anchors: frozenset[int] | None = None
         self._gap: Manifest | None = None
+        self._unreadable: ManifestCorrupt | None = None
+        self._is_link_broken = False
+        self.anchors: Sequence[int] = ()
+        """Those up to the target of which the store says that they are there, if it was asked."""
 
     def find(self) -> Way:
         total, lowest = 0, min(self._held, default=-1)
-        for manifest in self._lineage.back(self._target):
+        for manifest in self._back():
             self._trail.append((manifest, total))
             if manifest.version in self._held:
                 self._offer(total, self._held[manifest.version], len(self._trail) - 1, None)
@@ -122,16 +132,34 @@ class _Search:
                 self._gap = manifest
                 break
             total += self._weigh(manifest)
+        below = self._trail[-1][0].version - 1
+        if self._unreadable is not None and below in self._held and not self._is_link_broken:
+            self._offer(total, self._held[below], len(self._trail), None)  # it is at hand: its manifest is not needed
         if self._best is None and self._anchors is None:
             self._look_for_anchors()
         if self._best is None:
             raise self._no_way()
+        if self._unreadable is not None:
+            log.warning("going round a manifest that cannot be read", error=str(self._unreadable))
         nbytes, _, place, anchor = self._best
         deltas = tuple(manifest for manifest, _ in reversed(self._trail[:place]))
-        return Way(self._trail[place][0].version, self._target, anchor, deltas, nbytes)
+        return Way(self._target - place, self._target, anchor, deltas, nbytes)
+
+    def _back(self) -> Iterator[Manifest]:
+        """Down from the target, as far as manifests can be read."""
+        try:
+            yield from self._lineage.back(self._target)
+        except (ManifestCorrupt, VersionUnknown) as error:
+            if not self._trail:
+                raise
+            self._unreadable = error if isinstance(error, ManifestCorrupt) else ManifestCorrupt(str(error))
+            with suppress(ManifestCorrupt, VersionUnknown):
+                self._lineage.manifest(self._trail[-1][0].version - 1)
+                self._is_link_broken = True
 
     def _look_for_anchors(self) -> None:
-        self._anchors = frozenset(self._lineage.anchors())
+        self.anchors = [version for version in self._lineage.anchors() if version <= self._target]
+        self._anchors = frozenset(self.anchors)
         for place in range(len(self._trail)):
             self._look_at(place)
 
@@ -152,7 +180,9 @@ class _Search:
         if self._best is None or (nbytes, rank) < self._best[:2]:
             self._best = (nbytes, rank, place, anchor)
 
-    def _no_way(self) -> VersionRetired | ReplicaError:
+    def _no_way(self) -> VersionRetired | ReplicaError | ManifestCorrupt:
+        if self._unreadable is not None:
+            return self._unreadable
         if self._gap is not None:
             return VersionRetired(
                 f"version {self._target} is retired: the shards of version {self._gap.version} were collected, and no "

@@ -38,7 +38,15 @@ WeighbridgeError                     1
 └── SyncIncomplete (RuntimeError)   15   published, but fewer hosts serve it than the policy asks for
 """
 
+import re
 from typing import ClassVar
+
+_WHAT_WAS_KEPT = re.compile(r"[.;,:] [Nn]othing (was|is|were) ")
+
+
+def what_happened(error: object) -> str:
+    """The first part of a message, for another one that says itself what was kept safe and what to do."""
+    return _WHAT_WAS_KEPT.split(str(error), maxsplit=1)[0].removesuffix(".")
 
 
 class WeighbridgeError(Exception):

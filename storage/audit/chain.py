@@ -80,7 +80,7 @@ class Walk:
             try:
                 on_proven(self.step(version, key, data))
             except CorruptData as error:
-                self._audit.broke(key, _without(key, str(error)))
+                self._audit.broke(key, str(error))
                 break
             except StoreError as error:
                 self._audit.broke(key, f"it cannot be read: {error}")
@@ -137,7 +137,3 @@ class Walk:
     def _table(self, changes: Sequence[Change | None]) -> Any:
         assert self._index is not None
         return self._index.table([change for change in changes if change is not None])
-
-
-def _without(key: str, text: str) -> str:
-    return text.removeprefix(f"{key}: ").removeprefix(f"{key} ")

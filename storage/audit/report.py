@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from weighbridge.errors import CorruptData
+from weighbridge.errors import CorruptData, what_happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,20 @@ class Audit:
 
     def found(self, key: str, what: str) -> None:
         """Adds a finding."""
-        self.findings.append(Finding(key, what))
+        self.findings.append(_finding(key, what))
 
     def broke(self, key: str, what: str) -> None:
         """Adds the break of the chain, before what other objects said against it already."""
-        self.findings.insert(0, Finding(key, what))
+        self.findings.insert(0, _finding(key, what))
 
     def demand(self) -> None:
         """Raises CorruptData, naming the first break, unless there is none."""
         if self.findings:
             more = f" ({len(self.findings) - 1} more follow from it or stand beside it)" if self.findings[1:] else ""
             raise CorruptData(f"the audit broke at {self.findings[0]}{more}. Nothing was changed; restore it.")
+
+
+def _finding(key: str, what: str) -> Finding:
+    """Says no more than what is wrong: the rest stands once, in `Audit.demand`."""
+    told = what_happened(what)
+    return Finding(key, told.removeprefix(f"{key}: ").removeprefix(f"{key} "))

@@ -17,17 +17,18 @@ from weighbridge.errors import UsageError, VersionUnknown
 from weighbridge.storage.history.reader import History
 from weighbridge.storage.history.segments import covered_upto
 from weighbridge.storage.history.tables import Ints, table_records, versions_table
-from weighbridge.storage.manifest import OpenManifest
+from weighbridge.storage.manifest import OpenManifest, version_folder
 from weighbridge.storage.records import SERVED, latest, outcome_of, read_records, record_hosts, record_keys
 from weighbridge.values import HostRecord, Label, PartKey
 
+_FEW = 64
 _CHANGE = ("tensor", "offset", "version", "bytes", "codec", "changed", "digest")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionLine:
     """One version as `log` shows it. `digest` is its manifest's own, `tensors` counts those that changed, `created` is
-    the writer's clock (ISO 8601, UTC)."""
+    the writer's clock (ISO 8601, UTC). `retired`: its delta was collected; `has_anchor`: its whole state is kept."""
 
     version: int
     parent: int
@@ -42,6 +43,8 @@ class VersionLine:
     created: str
     writer: str
     labels: Mapping[str, Label]
+    retired: bool
+    has_anchor: bool
 
     @property
     def density(self) -> float:
@@ -114,14 +117,36 @@ def iso(moment_ns: int) -> str:
 
 def log(history: History, *, limit: int | None = None) -> Iterator[VersionLine]:
     """The versions, newest first, at most `limit`."""
-    first = 0 if limit is None else history.head - limit + 1
-    return _lines(history.versions(max(0, first)).sort_by([("version", "descending")]))
+    first = 0 if limit is None else max(0, history.head - limit + 1)
+    return _lines(history.versions(first).sort_by([("version", "descending")]), forms_kept(history, first))
 
 
-def describe(opened: OpenManifest) -> VersionLine:
+def describe(history: History, opened: OpenManifest) -> VersionLine:
     """A manifest as one line."""
-    (line,) = _lines(versions_table([opened]))
+    version = opened.head.version
+    (line,) = _lines(versions_table([opened]), forms_kept(history, version, version))
     return line
+
+
+@dataclass(frozen=True, slots=True)
+class FormsKept:
+    """The versions whose delta is retired, and those that have an anchor."""
+
+    retired: frozenset[int]
+    anchors: frozenset[int]
+
+
+def forms_kept(history: History, first: int, last: int | None = None) -> FormsKept:
+    """What marks and hints say of the versions from `first` to `last` (None: the head): asked one by one of a few, else
+    in one listing."""
+    last = history.head if last is None else last
+    anchors = frozenset(history.lineage.anchors())
+    if last - first < _FEW:
+        marked: Iterator[int] = (v for v in range(first, last + 1) if history.lineage.is_retired(v))
+    else:
+        listed = history.store.list_after("versions", version_folder(first))
+        marked = (int(info.key.split("/")[1]) for info in listed if info.key.endswith("/retired"))
+    return FormsKept(frozenset(marked), anchors)
 
 
 def show(history: History, version: int) -> VersionDetail:
@@ -130,12 +155,13 @@ def show(history: History, version: int) -> VersionDetail:
     records = table_records(history.records(version=version))
     changes = _Changes(history)
     changes.add(history.index.table([history.index.change(opened)]))
+    line = describe(history, opened)
     return VersionDetail(
-        line=describe(opened),
+        line=line,
         tensors=changes.all(),
         hosts=tuple(records),
         outcome=outcome_of(records),
-        retired=history.lineage.is_retired(version),
+        retired=line.retired,
     )
 
 
@@ -244,7 +270,7 @@ def _newest_first(history: History, host: str) -> Iterator[HostRecord]:
         yield from sorted(table_records(table), key=lambda r: (r.head, r.ended_ns), reverse=True)
 
 
-def _lines(table: Any) -> Iterator[VersionLine]:
+def _lines(table: Any, kept: FormsKept) -> Iterator[VersionLine]:
     created = table.column("created").cast(pa.int64()).to_pylist()
     for row, moment in zip(table.drop_columns(["created"]).to_pylist(), created, strict=True):
         yield VersionLine(
@@ -261,6 +287,8 @@ def _lines(table: Any) -> Iterator[VersionLine]:
             created=iso(moment),
             writer=row["writer"],
             labels=json.loads(row["labels"]),
+            retired=row["version"] in kept.retired,
+            has_anchor=row["version"] in kept.anchors,
         )
 
 

@@ -9,7 +9,7 @@ from statistics import median
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weighbridge.storage.history.questions import iso
+from weighbridge.storage.history.questions import forms_kept, iso
 from weighbridge.storage.history.reader import History
 from weighbridge.storage.records import SERVED
 
@@ -20,7 +20,8 @@ PHASES = ("fetch", "apply", "pause")
 class VersionStats:
     """One version in figures. `density` is changed over all elements, `ratio` the model's bytes over those on the wire
     (0 when there are none), `bytes_per_change` wire bytes over changed elements, `step_seconds` the time since the
-    version before by the writers' clocks. Of the hosts that served it: their number, and medians in seconds."""
+    version before by the writers' clocks. Of the hosts that served it: their number, and medians in seconds. `retired`:
+    its delta was collected; `has_anchor`: its whole state is kept."""
 
     version: int
     created: str
@@ -35,6 +36,8 @@ class VersionStats:
     fetch_seconds: float
     apply_seconds: float
     pause_seconds: float
+    retired: bool
+    has_anchor: bool
 
 
 def stats(history: History, *, limit: int | None = None) -> Sequence[VersionStats]:
@@ -46,6 +49,7 @@ def stats(history: History, *, limit: int | None = None) -> Sequence[VersionStat
     table = history.versions(first - 1, columns=columns)
     moments = table.column("created").cast(pa.int64()).to_pylist()
     times = _host_times(history, first)
+    kept = forms_kept(history, first)
     found = []
     before: int | None = None
     for row, moment in zip(table.drop_columns(["created"]).to_pylist(), moments, strict=True):
@@ -68,6 +72,8 @@ def stats(history: History, *, limit: int | None = None) -> Sequence[VersionStat
                     fetch_seconds=fetch,
                     apply_seconds=apply,
                     pause_seconds=pause,
+                    retired=row["version"] in kept.retired,
+                    has_anchor=row["version"] in kept.anchors,
                 )
             )
         before = moment

@@ -4,7 +4,7 @@ use. Looks at sizes and times first and digests only what they cast doubt on. Mu
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from weighbridge.errors import CheckpointError, VersionUnknown
+from weighbridge.errors import CheckpointError, ManifestCorrupt, VersionUnknown
 from weighbridge.storage.checkpoint import Checkpoint
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.lineage import Lineage
@@ -101,12 +101,23 @@ def _known_state(site: Site, copy: str) -> CopyState | None:
     if state is None:
         return None
     try:
-        known = site.lineage.manifest(state.version).digest == state.manifest
+        known = is_of(site.lineage, state)
         if state.dirty_to is not None:
             site.lineage.manifest(state.dirty_to)
     except VersionUnknown:
         return None
     return state if known else None
+
+
+def is_of(lineage: Lineage, state: CopyState) -> bool:
+    """Whether a state names the version that stands in the store; by the next one, if its own manifest is unreadable.
+    Raises VersionUnknown, ManifestCorrupt."""
+    try:
+        return lineage.manifest(state.version).digest == state.manifest
+    except ManifestCorrupt:
+        if state.version == lineage.head():
+            raise
+        return lineage.manifest(state.version + 1).parent_digest == state.manifest
 
 
 def _layout_fault(checkpoint: Checkpoint, state: CopyState, suspects: set[str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weighbridge.errors import LineageError
+from weighbridge.errors import LineageError, ManifestCorrupt
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.replica.state import CopyState
 from weighbridge.storage.ways import Way, Weigh, find_way, wire_bytes
@@ -91,8 +91,11 @@ def make_plan(
 def _empty_chain(lineage: Lineage, after: int, upto: int) -> tuple[Manifest, ...]:
     """The versions in between, if none of them changes a byte."""
     found: list[Manifest] = []
-    for manifest in lineage.walk(after, upto):
-        if manifest.rows:
-            return ()
-        found.append(manifest)
+    try:
+        for manifest in lineage.walk(after, upto):
+            if manifest.rows:
+                return ()
+            found.append(manifest)
+    except ManifestCorrupt:  # there may be a way round it
+        return ()
     return tuple(found)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from weighbridge.errors import CorruptData, LineageError, ObjectMissing, ReplicaError
+from weighbridge.errors import CorruptData, LineageError, ObjectMissing, ReplicaError, what_happened
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, SHARED_FILE
 from weighbridge.storage.replica.apply import write_journalled
 from weighbridge.storage.replica.examine import Finding, digest_parts, examine
@@ -16,7 +16,7 @@ from weighbridge.storage.replica.repair import repair_parts
 from weighbridge.storage.replica.seclusion import secluded
 from weighbridge.storage.replica.seed import seed_from_anchor, seed_from_base, seed_from_copy
 from weighbridge.storage.replica.site import Site
-from weighbridge.storage.replica.state import CopyState
+from weighbridge.storage.replica.state import CopyState, read_state
 
 _log = structlog.get_logger("weighbridge.replica")
 
@@ -59,7 +59,7 @@ def recover(
     _clear(site)
     findings = [examine(site, name, thorough=thorough) for name in site.identity.names]
     loaded = site.layout.pointed()
-    served = next((f.state.version for f in findings if f.copy == loaded and f.state is not None), None)
+    served = _served(site, loaded, findings)
     # What is right comes first: it is a source for the rest. The loaded copy is seeded anew only after the others.
     findings.sort(key=lambda f: (not f.right, bool(f.unusable), f.copy == loaded))
     states: dict[str, CopyState] = {}
@@ -79,6 +79,9 @@ def recover(
     if loaded in states and now in states and loaded != now and states[loaded].version >= states[now].version:
         site.disk.point(site.layout.current, f"copies/{loaded}")
         _log.info("current leads to the mended copy again", copy=loaded, version=states[loaded].version)
+    now = site.layout.pointed()
+    if served is not None and now in states and states[now].version < served:
+        notes.append(f"current leads to version {states[now].version}, since the copy with version {served} was lost")
     drop_journal(site.layout.journal, disk=site.disk)
     for name in set(COPIES) - set(states):  # the replica kept two copies once
         site.disk.unlink(site.layout.state(name))
@@ -88,6 +91,14 @@ def recover(
     if how != CLEAN:
         _log.warning("replica recovered", how=how, repaired=repaired, notes=notes, folder=str(site.layout.folder))
     return states, recovery
+
+
+def _served(site: Site, loaded: str | None, findings: Sequence[Finding]) -> int | None:
+    """The version that `current` led to, by what was found there, else by the word of a copy of no use."""
+    found = next((f.state for f in findings if f.copy == loaded), None)
+    if found is None and loaded is not None:
+        found = read_state(site.layout.state(loaded), replica_id=site.identity.replica_id, copy=loaded)
+    return None if found is None else found.version
 
 
 def _clear(site: Site) -> None:
@@ -133,7 +144,12 @@ def _restore(
             state = repair_parts(site, _marked(site, finding.state), finding.bad, sources)
         except (CorruptData, LineageError, ObjectMissing, ReplicaError) as error:
             state = _seed(site, copy, others, toward)
-            return state, RESEEDED, 0, f"copy {copy} was seeded anew with version {state.version}: {error}"
+            return (
+                state,
+                RESEEDED,
+                0,
+                f"copy {copy} was seeded anew with version {state.version}: {what_happened(error)}",
+            )
         names = sorted({key.tensor for key in finding.bad})
         note = f"copy {copy}: {len(finding.bad)} parts of {len(names)} tensors were made again ({', '.join(names[:3])})"
         return state, REPAIRED, len(finding.bad), note

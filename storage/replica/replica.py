@@ -23,6 +23,7 @@ from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk, Durability, LocalDisk
 from weighbridge.storage.lock import owned
 from weighbridge.storage.replica.apply import apply_deltas, journal_bytes
+from weighbridge.storage.replica.examine import is_of
 from weighbridge.storage.replica.fetch import OnProgress, Spool, around_gaps, fetchers, need_room
 from weighbridge.storage.replica.layout import COPIES, Identity, Layout, read_identity
 from weighbridge.storage.replica.plan import Plan, make_plan
@@ -282,7 +283,8 @@ def open_replica(
 
     A new replica is seeded from `base`, or, without one, from the newest anchor up to version `toward`. A replica of
     another run or base raises ForeignRun, or with `foreign="reseed"` is seeded anew, which `recovery` says. One that is
-    ahead of its store raises ReplicaAhead, or is mended for the store as it is when the version `rewound_to` is wanted.
+    ahead of its store, or of a history that the store no longer has, raises ReplicaAhead, or is mended for the store as
+    it is when the version `rewound_to` is wanted.
     Raises ReplicaLocked, LineageError when the store holds no run, UsageError for a folder that holds something
     else, DiskFull, NotTrusted where the lineage trusts keys, and what the store raises.
     """
@@ -326,18 +328,28 @@ def _check_folder(layout: Layout) -> None:
 
 
 def _is_ahead(layout: Layout, lineage: Lineage, identity: Identity, rewound_to: int | None) -> bool:
-    """Whether a copy holds a version that the store does not have. Raises ReplicaAhead for that unless `rewound_to`
-    says which version is wanted, and VersionUnknown when the store does not have that one either."""
+    """Whether a copy holds a version that the store does not have, or has another of that number. Raises ReplicaAhead
+    for that unless `rewound_to` says which version is wanted, and VersionUnknown when the store does not have that one
+    either."""
     states = [read_state(layout.state(name), replica_id=identity.replica_id, copy=name) for name in identity.names]
-    newest = max((state.version for state in states if state is not None), default=-1)
-    if newest < 0 or lineage.is_committed(newest):
+    newest = max((state for state in states if state is not None), key=lambda state: state.version, default=None)
+    if newest is None:
         return False
     head = lineage.head()
+    if newest.version > head:
+        what = (
+            f"holds version {newest.version} and is ahead of {lineage.store.url}, whose head is {head}: the store was "
+        )
+        what += "rewound, or is an older copy"
+    elif not is_of(lineage, newest):
+        what = f"holds another version {newest.version} than {lineage.store.url}, whose head is {head}: the store was "
+        what += "rewound, and another writer went on from there"
+    else:
+        return False
     if rewound_to is None:
         raise ReplicaAhead(
-            f"{layout.folder} holds version {newest} and is ahead of {lineage.store.url}, whose head is {head}: the "
-            "store was rewound, or is an older copy. Nothing was changed; check the store, and if the older version is "
-            f"wanted, `weighbridge pull --rollback --version {max(head, 0)}`."
+            f"{layout.folder} {what}. Nothing was changed; check the store, and if its version is wanted, "
+            f"`weighbridge pull --rollback --version {max(head, 0)}`."
         )
     lineage.manifest(rewound_to)
     return True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from weighbridge.errors import DiskFull, ReplicaError
+from weighbridge.errors import ReplicaError, WeighbridgeError
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.replica.fetch import fetch_way, need_room
 from weighbridge.storage.replica.rebuild import write_folder
@@ -82,7 +82,7 @@ def seed_by_way(site: Site, copy: str, way: Way, source: Path | None, start: Map
             disk=disk,
             threads=site.threads,
         )
-    except DiskFull:
+    except WeighbridgeError:  # refused, or no room: a copy that was not proven is of no use to anybody
         disk.remove_tree(seeding)
         raise
     state = CopyState(

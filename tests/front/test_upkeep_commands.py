@@ -9,7 +9,8 @@ import structlog
 from tests.checkpoints import trained
 from tests.storage.publishing import Run, push
 
-from weighbridge.cli import main
+from weighbridge.cli import host, main
+from weighbridge.settings import load_settings
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -48,12 +49,19 @@ def test_old_versions_go_once_an_anchor_stands_and_named_ones_stay(run: Run, say
 
     code, out, _ = say("gc", "--keep", 2, "--dry-run")
     assert code == 0 and "would collect version 3" in out and "keeps version 2: kept as best" in out
+    assert "keeps version 1: it leads to version 2\nkeeps anchor of version 4: it leads to version 5\n" in out
     before = run.objects()
     assert say("gc", "--keep", 2, "--dry-run", "--json")[0] == 0 and run.objects() == before
     code, out, _ = say("gc", "--keep", 2, "--json")
     assert code == 0
     gone = json.loads(out)
     assert gone["collected"] == ["version 3", "version 4"] and gone["failures"] == [] and gone["kept"] == [2, 5, 6]
+
+    lines = {line["version"]: line for line in map(json.loads, say("log", "--json")[1].splitlines())}
+    assert [v for v in lines if lines[v]["retired"]] == [4, 3] and [v for v in lines if lines[v]["has_anchor"]] == [4]
+    assert "retired anchor" in next(line for line in say("log")[1].splitlines() if line.startswith("4\t"))
+    assert "retired anchor" in next(line for line in say("stats")[1].splitlines() if line.startswith("4\t"))
+    assert ", retired, has an anchor" in say("show", 4)[1] and "retired" not in say("show", 5)[1]
 
     for version in (2, 5, 6):
         assert say("checkout", version, tmp_path / f"out-{version}", "--base", run.base)[0] == 0
@@ -62,6 +70,32 @@ def test_old_versions_go_once_an_anchor_stands_and_named_ones_stay(run: Run, say
     assert code == 8 and "is retired" in err
     assert say("release", "best")[0] == 0 and say("release", "best")[0] == 8
     assert json.loads(say("gc", "--keep", 1, "--json")[1])["kept"] == [6]
+
+
+def test_gc_that_leaves_something_undone_says_what_and_fails(run: Run, say: Say) -> None:
+    say("anchor", 4, "--base", run.base)
+    (shard,) = (run.folder / "root/versions/000000000004").glob("anchor-*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, out, err = say("gc", "--keep", 2)
+    assert code == 9 and "not yet: the anchor of version 4 is damaged" in out and "left 1 thing undone" in err
+
+
+@pytest.mark.parametrize("command", [("log",), ("stats",), ("hosts",), ("blame", "mask")])
+def test_a_limit_below_one_is_refused(say: Say, command: tuple[str, ...]) -> None:
+    for limit in (0, -4):
+        code, out, err = say(*command, "-n", limit)
+        assert (code, out) == (2, "") and f"-n {limit} asks for nothing" in err
+
+
+def test_two_hosts_of_one_name_on_one_machine_are_refused(
+    run: Run, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIGHBRIDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WEIGHBRIDGE_LOCK_DEADLINE", "0.1")
+    with host._only_one(load_settings({"name": "rollout-0"}), run.store):
+        code, _, err = say("host", "--name", "rollout-0", "--replica", tmp_path / "R", "--base", run.base)
+    assert code == 11 and "the host name rollout-0 at " in err and "give this one a name of its own" in err
+    assert not (tmp_path / "R").exists()
 
 
 def test_gc_without_a_number_and_one_shorter_than_hosts_may_lag_are_refused(

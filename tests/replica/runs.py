@@ -85,6 +85,18 @@ class SmallRun:
         self.lineage = Lineage(self.store)
         self._digests = base_digests(self.lineage.manifest(0))
 
+    @classmethod
+    def going_on(cls, run: "SmallRun", store: Store, *, version: int) -> "SmallRun":
+        """Another writer of a run, on a copy of its store that ends with a version."""
+        other = cls.__new__(cls)
+        other.base, other.versions, other.store = run.base, run.versions[: version + 1], store
+        other.rng = np.random.default_rng(version + 99)
+        other.lineage = Lineage(store)
+        other._digests = base_digests(other.lineage.manifest(0))
+        for manifest in other.lineage.chain(0, version):
+            other._digests = advance(other._digests, manifest.rows)
+        return other
+
     @property
     def head(self) -> int:
         """The newest version."""

@@ -10,11 +10,13 @@ from structlog.testing import capture_logs
 from tests.faults.faulty_store import FaultyStore
 from tests.replica.runs import WEIGHT_FILES, SmallRun, flip, spec, versions_in
 
-from weighbridge.errors import DigestMismatch, PayloadCorrupt, ShardCorrupt
+from weighbridge.errors import DigestMismatch, ManifestCorrupt, PayloadCorrupt, ShardCorrupt
 from weighbridge.storage.anchor_sources import anchor_from_store
+from weighbridge.storage.audit.audit import audit
+from weighbridge.storage.checkout import checkout
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.lineage import Lineage
-from weighbridge.storage.manifest import retired_key, shard_key
+from weighbridge.storage.manifest import manifest_key, retired_key, shard_key
 from weighbridge.storage.replica import bring_up, open_replica, verify_folder
 
 
@@ -161,6 +163,39 @@ def test_current_leads_to_the_older_copy_only_until_the_loaded_one_is_mended_and
         ("current leads to an older version until the loaded copy is mended", spare(folder).name, 0),
         ("current leads to the mended copy again", before.name, 4),
     ]
+
+
+def test_a_corrupt_old_manifest_is_gone_round_by_an_anchor_and_named_by_the_audit(
+    run: SmallRun, replica: Path, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        run.push()
+    anchor_from_store(run.lineage, 5, base=run.base, spool=tmp_path / "spool")
+    key = manifest_key(3)  # what the replica serves, too
+    flip(Path(run.store.url) / key, 700)
+    for place, base in ((tmp_path / "new", run.base), (tmp_path / "bare", None), (replica, run.base)):
+        assert bring_up(place, store=run.store, base=base).version == 6
+        assert versions_in(run, place / "current") == {6}
+    checkout(6, tmp_path / "out", lineage=Lineage(run.store), base=run.base)
+    assert versions_in(run, tmp_path / "out") == {6}
+    with pytest.raises(ManifestCorrupt, match=key):
+        checkout(4, tmp_path / "no", lineage=Lineage(run.store), base=run.base)
+    assert audit(run.store).findings[0].key == key
+
+
+def test_a_replica_whose_own_manifest_cannot_be_read_goes_on_from_what_it_holds(run: SmallRun, replica: Path) -> None:
+    run.push()
+    flip(Path(run.store.url) / manifest_key(3), 700)
+    result = bring_up(replica, store=run.store, base=run.base)
+    assert (result.version, result.recovery.how) == (4, "clean")
+    assert versions_in(run, replica / "current") == {4}
+
+
+def test_an_older_version_after_a_lost_copy_is_said(run: SmallRun, replica: Path) -> None:
+    (loaded(replica) / WEIGHT_FILES[0]).unlink()
+    with open_replica(replica, store=run.store, base=run.base) as opened:
+        assert opened.version == 2
+        assert "current leads to version 2, since the copy with version 3 was lost" in opened.recovery.notes
 
 
 def test_strangers_in_the_spool_are_named_and_hold_nobody_up(run: SmallRun, replica: Path) -> None:

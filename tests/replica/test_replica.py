@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.replica.runs import SHAPES, SmallRun, digest_tree, tensors_of, versions_in
+from tests.replica.runs import SHAPES, SmallRun, digest_tree, tensors_of, versions_in, write_base
 
 from weighbridge.errors import (
     DigestMismatch,
@@ -23,6 +23,7 @@ from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.manifest import manifest_key
 from weighbridge.storage.replica import bring_up, open_replica, verify_folder
 from weighbridge.storage.replica.replica import Replica
+from weighbridge.storage.stores import open_store
 
 
 def advance(replica: Replica, version: int | None = None, *, rollback: bool = False) -> int:
@@ -320,6 +321,33 @@ def test_a_replica_one_version_ahead_of_a_rewound_store_goes_back_when_told_to(
     result = bring_up(folder, store=run.store, base=run.base, copies=copies, version=7, rollback=True)
     assert result.version == 7 and versions_in(run, folder / "current") == {7}
     assert verify_folder(folder, Lineage(run.store)).ok
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_store_that_was_rewound_and_continued_by_another_writer_is_recognised(
+    run: SmallRun, folder: Path, tmp_path: Path, copies: int
+) -> None:
+    run.push()
+    shutil.copytree(run.store.url, tmp_path / "twin" / "store")
+    run.push()
+    bring_up(folder, store=run.store, base=run.base, copies=copies)
+    twin = open_store(str(tmp_path / "twin" / "store"))  # restored from after version 1, where another went on
+    other = SmallRun.going_on(run, twin, version=1)
+    other.push()
+    other.push()
+    with pytest.raises(ReplicaAhead, match=r"another version 2 .*head is 3.*another writer.*Nothing was changed"):
+        bring_up(folder, store=twin, base=run.base, copies=copies)
+    assert versions_in(run, folder / "current") == {2}
+    result = bring_up(folder, store=twin, base=run.base, copies=copies, version=3, rollback=True)
+    assert result.version == 3 and versions_in(other, folder / "current") == {3}
+    assert bring_up(folder, store=twin, base=run.base, copies=copies).outcome == "current"
+
+
+def test_what_a_refused_seed_made_is_removed(run: SmallRun, folder: Path, tmp_path: Path) -> None:
+    write_base(tmp_path / "other", seed=5)
+    with pytest.raises(DigestMismatch, match="do not have the run's bytes"):
+        bring_up(folder, store=run.store, base=tmp_path / "other")
+    assert not [path.name for path in folder.rglob("*seeding*")]
 
 
 def test_one_copy_is_out_of_reach_while_it_is_dirty_and_is_back_after(run: SmallRun, folder: Path) -> None:

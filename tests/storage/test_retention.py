@@ -15,7 +15,7 @@ from tests.faults.virtual_clock import VirtualClock
 from tests.replica.runs import SmallRun, flip, versions_in
 from tests.storage.test_records import record as some_record
 
-from weighbridge.errors import CorruptData, LineageError, UsageError, VersionRetired, VersionUnknown
+from weighbridge.errors import CorruptData, LineageError, StoreError, UsageError, VersionRetired, VersionUnknown
 from weighbridge.storage.anchor_sources import anchor_from_store
 from weighbridge.storage.audit.audit import audit
 from weighbridge.storage.checkout import checkout
@@ -233,8 +233,25 @@ def test_what_cannot_be_deleted_is_told_and_goes_the_next_time(run: SmallRun, tm
     )
     result = gc(run, keep=1, store=store)
     assert len(result.failures) == 2
+    assert [form.version for form in result.collected] == [3, 6, 8, 9], "neither the one in part nor the unmarked one"
+    with pytest.raises(StoreError, match="2 things undone"):
+        result.demand()
     assert gc(run, keep=1).failures == [] and gc(run, keep=1).plan.forms == ()
     assert {int(key.split("/")[1]) for key in shards_of(run)} == {0, 9}, "small files, and the anchor"
+
+
+def test_versions_are_listed_once_a_collection(run: SmallRun, tmp_path: Path) -> None:
+    anchor(run, tmp_path, 6, 9)
+    store = FaultyStore(run.store)
+    assert gc(run, keep=1, store=store).collected
+    assert [key for verb, key in store.calls if verb == "list" and key in ("", "versions")] == ["versions"]
+
+
+def test_a_plan_says_what_stays_only_to_lead_to_a_kept_version(run: SmallRun, tmp_path: Path) -> None:
+    anchor(run, tmp_path, 6, 9)
+    keep(run.lineage, 8, "best", clock=VirtualClock())
+    ways = {str(form): version for form, version in plan_gc(run.lineage, keep=1).keeping.ways.items()}
+    assert ways == {"anchor of version 6": 8, "version 7": 8, "anchor of version 9": 10}
 
 
 class Meanwhile(FaultyStore):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weighbridge.errors import ReplicaError, VersionRetired
+from weighbridge.errors import ManifestCorrupt, ObjectMissing, ReplicaError, VersionRetired
 from weighbridge.storage.ways import find_way
 from weighbridge.values import Manifest, ShardInfo
 
@@ -31,14 +31,31 @@ class Line:
         self.gone, self.listings, self.steps = set(gone), 0, 0
         self.run = SimpleNamespace(run_id="run-1")
         self.store = self
+        self.unreadable = -1
+        self.collected: set[tuple[str, int]] = set()
+        self.asked: list[str] = []
 
     def size(self, key: str) -> int:
+        self.asked.append(key)
+        if any(f"/{version:012d}/" in key and "delta" in key for kind, version in self.collected):
+            raise ObjectMissing(key)
         return 1
 
     def back(self, version: int) -> Any:
         for v in range(version, -1, -1):
             self.steps += 1
-            yield self._deltas[v]
+            yield self.manifest(v)
+
+    def manifest(self, version: int) -> Manifest:
+        if version == self.unreadable:
+            raise ManifestCorrupt(f"version {version} cannot be read")
+        return self._deltas[version]
+
+    def is_marked(self, of: Manifest) -> bool:
+        return (of.kind, of.version) in self.collected
+
+    def forget_shards(self, of: Manifest) -> None:
+        self.gone.add((of.kind, of.version))
 
     def anchors(self) -> tuple[int, ...]:
         self.listings += 1
@@ -115,3 +132,36 @@ def test_a_version_behind_a_gap_is_retired_and_one_above_an_anchor_is_not() -> N
     assert way(line, 2, {0: 0}).anchor is not None
     with pytest.raises(VersionRetired, match=r"version 1 is retired.*ask for the head"):
         way(line, 1, {0: 0})
+
+
+def test_a_manifest_that_cannot_be_read_is_gone_round_by_an_anchor_and_by_what_is_held_above_it() -> None:
+    line = Line([0, 9, 9, 9, 9, 9], {3: 700})
+    line.unreadable = 2
+    assert (way(line, 5, {0: 0}).start, way(line, 5, {0: 0}).nbytes) == (3, 718)
+    assert way(line, 5, {0: 0, 4: 1}).start == 4
+    with pytest.raises(ManifestCorrupt, match="version 2"):
+        way(line, 1 + 1, {0: 0})
+    bare = Line([0, 9, 9, 9], {})
+    bare.unreadable = 1
+    with pytest.raises(ManifestCorrupt, match="version 1"):
+        way(bare, 3, {0: 0})
+
+
+def test_what_is_held_is_a_start_also_when_its_own_manifest_cannot_be_read() -> None:
+    line = Line([0, 9, 9, 9], {})
+    line.unreadable = 2
+    found = way(line, 3, {2: 0})
+    assert (found.start, [m.version for m in found.deltas]) == (2, [3])
+
+
+def test_a_light_way_over_collected_deltas_is_not_begun_where_an_anchor_leads_past_them() -> None:
+    line = Line([0, 40, 40, 40, 40, 40], {4: 700})
+    line.collected = {("delta", 3)}
+    found = way(line, 5, {0: 0})
+    assert found.anchor is not None and found.start == 4
+
+
+def test_a_host_that_keeps_up_asks_after_one_shard_of_its_way() -> None:
+    line = Line([0, 9, 9, 9, 9], {1: 700})
+    assert way(line, 4, {1: 0}).start == 1
+    assert len(line.asked) == 1

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from weighbridge.cli.options import Arrow, Json, Limit, Store, settings_of, store_of
+from weighbridge.cli.options import Arrow, Json, Limit, Store, checked_limit, settings_of, store_of
 from weighbridge.cli.report import (
     given_away,
     print_faults,
@@ -21,6 +21,7 @@ from weighbridge.storage.history import questions
 from weighbridge.storage.history.alarms import alarms
 from weighbridge.storage.history.questions import Blame, HostLine, TensorChange, VersionLine
 from weighbridge.storage.history.reader import History
+from weighbridge.storage.history.stats import VersionStats
 from weighbridge.values import HostRecord, Label
 
 
@@ -33,11 +34,12 @@ def open_history(store: str | None) -> History:
 
 def log(*, store: Store = None, limit: Limit = None, json: Json = False, arrow: Arrow = None) -> None:
     """The versions of a run, newest first."""
+    limit = checked_limit(limit)
     history = open_history(store)
     lines = questions.log(history, limit=limit)
     if not given_away(VersionLine, lines, json=json, arrow=arrow):
         print_table(
-            ("version", "kind", "created", "changed", "density", "wire", "of model", "labels", "digest"),
+            ("version", "kind", "created", "changed", "density", "wire", "of model", "forms", "labels", "digest"),
             (
                 (
                     line.version,
@@ -47,6 +49,7 @@ def log(*, store: Store = None, limit: Limit = None, json: Json = False, arrow: 
                     share(line.density),
                     size(line.wire_bytes),
                     share(line.wire_bytes / line.model_bytes if line.model_bytes else 0),
+                    forms(line),
                     _labels(line.labels),
                     line.digest[:12],
                 )
@@ -76,7 +79,8 @@ def show(version: int, *, store: Store = None, json: Json = False, arrow: Arrow 
         line = detail.line
         print_line(
             f"version {line.version} ({line.kind}), {detail.outcome}, created {line.created} by writer {line.writer}"
-            + (", retired" if detail.retired else "")
+            + (", retired" if line.retired else "")
+            + (", has an anchor" if line.has_anchor else "")
         )
         print_line(f"digest {line.digest}  state {line.state_digest}")
         print_line(
@@ -113,6 +117,7 @@ def blame(tensor: str, *, store: Store = None, limit: Limit = None, json: Json =
     tensor
         Its name in the checkpoint.
     """
+    limit = checked_limit(limit)
     history = open_history(store)
     found = questions.blame(history, tensor)[:limit]
     if not given_away(Blame, found, json=json, arrow=arrow):
@@ -135,6 +140,7 @@ def hosts(
     arrow: Arrow = None,
 ) -> None:
     """Who served what, when, and how long the pause was: every attempt of every host, newest first."""
+    limit = checked_limit(limit)
     history = open_history(store)
     found = questions.hosts(history, host=host, limit=limit)
     if not given_away(HostRecord, found, json=json, arrow=arrow):
@@ -165,6 +171,11 @@ def status(*, store: Store = None, json: Json = False, arrow: Arrow = None) -> N
             ((h.host, h.version, h.lag, h.last_version, h.outcome, h.stage, h.at, h.error) for h in lines),
         )
     print_faults(history.faults)
+
+
+def forms(line: VersionLine | VersionStats) -> str:
+    """What is kept of a version beside its manifest, in words."""
+    return " ".join(word for word, is_so in (("retired", line.retired), ("anchor", line.has_anchor)) if is_so)
 
 
 def _labels(labels: Mapping[str, Label]) -> str:

@@ -1,6 +1,8 @@
 """`host`: the process on an inference host."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,7 +23,12 @@ from weighbridge.cli.options import (
 )
 from weighbridge.errors import EngineError
 from weighbridge.settings import Settings
+from weighbridge.storage.clock import SystemClock
+from weighbridge.storage.digests import chain_digest
 from weighbridge.storage.lineage import Lineage, RunInfo
+from weighbridge.storage.localdisk import PRIVATE_FOLDER, LocalDisk
+from weighbridge.storage.lock import owned
+from weighbridge.storage.manifest import check_name
 from weighbridge.storage.stores import contract
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.engines.contract import Engine
@@ -96,6 +103,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     spec = settings.engine_spec
     engine = _ready(open_engine(spec), seconds=settings.engine_deadline)
     with (
+        _only_one(settings, store),
         open_replica(
             settings.replica,
             store=store,
@@ -129,6 +137,26 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             ready_file=ready_file,
         )
         serve_host(served, options=options)
+
+
+@contextmanager
+def _only_one(settings: Settings, store: contract.Store) -> Iterator[None]:
+    """One process serves under a host's name on this machine: two would take each other's runs, and write records that
+    contradict each other. Raises ReplicaLocked."""
+    assert settings.name is not None
+    disk, folder = LocalDisk("process"), settings.home / "hosts"
+    disk.make_folder(folder, mode=PRIVATE_FOLDER)
+    of_store = chain_digest(store.url.encode())[:16]
+    what = f"the host name {settings.name} at {store.url}"
+    with owned(
+        folder / f"{check_name('host', settings.name)}-{of_store}.lock",
+        disk=disk,
+        clock=SystemClock(),
+        seconds=settings.lock_deadline,
+        what=what,
+        instead="give this one a name of its own",
+    ):
+        yield
 
 
 def _run_of(store: contract.Store, hooks: Hooks, *, every_seconds: float) -> RunInfo:

@@ -28,6 +28,13 @@ Trust = Annotated[
 Version = Annotated[int | None, Parameter(name="--version", help="The version; by default the newest.")]
 
 
+def checked_limit(limit: int | None) -> int | None:
+    """A limit that can be one. Raises UsageError."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"-n {limit} asks for nothing: give a number above 0, or none for everything.")
+    return limit
+
+
 def store_of(settings: Settings) -> store_contract.Store:
     """The store that the settings name, spoken to as they say."""
     if settings.store is None:

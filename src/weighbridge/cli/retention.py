@@ -25,8 +25,8 @@ def gc(
 ) -> None:
     """Collect the shards of versions that nobody needs: not one of the last, not named, not in a live host's reach.
 
-    Manifests stay, as fence, chain and history. What could not be deleted goes the next time. Safe beside a running
-    trainer, hosts, and other upkeep.
+    Manifests stay, as fence, chain and history. What could not be deleted is named, and goes the next time; the exit
+    code is then 5 (9 for a damaged anchor). Safe beside a running trainer, hosts, and other upkeep.
     """
     settings = settings_of(("store", "keep"), store=store, keep=keep, grace=grace)
     assert settings.keep is not None
@@ -49,13 +49,15 @@ def gc(
                 "failures": result.failures,
             }
         )
-        return
-    print_line(
-        f"{len(result.collected)} collected, {size(result.deleted_bytes)} freed; "
-        f"{len(result.plan.keeping.reasons)} versions are kept, and {result.leftovers} leftovers of dead attempts went"
-    )
-    for failure in result.failures:
-        print_line(f"not yet: {failure}")
+    else:
+        print_line(
+            f"{len(result.collected)} collected, {size(result.deleted_bytes)} freed; "
+            f"{len(result.plan.keeping.reasons)} versions are kept, and {result.leftovers} leftovers of dead attempts "
+            "went"
+        )
+        for failure in result.failures:
+            print_line(f"not yet: {failure}")
+    result.demand()
 
 
 def keep(version: int, name: str, *, store: Store = None, json: Json = False) -> None:
@@ -107,6 +109,7 @@ def _say(plan: GcPlan, *, json: bool) -> None:
                 "would_collect": [str(form) for form in plan.forms],
                 "bytes": plan.nbytes,
                 "kept": plan.keeping.reasons,
+                "ways": {str(form): version for form, version in plan.keeping.ways.items()},
                 "failures": failures,
             }
         )
@@ -116,5 +119,7 @@ def _say(plan: GcPlan, *, json: bool) -> None:
     print_line(f"{len(plan.forms)} would go, {size(plan.nbytes)}; nothing was changed")
     for version, reasons in sorted(plan.keeping.reasons.items()):
         print_line(f"keeps version {version}: {', '.join(reasons)}")
+    for form, version in plan.keeping.ways.items():
+        print_line(f"keeps {form}: it leads to version {version}")
     for failure in failures:
         print_line(f"trouble: {failure}")

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from weighbridge.cli.history import open_history
-from weighbridge.cli.options import Arrow, Json, Limit, Store
+from weighbridge.cli.history import forms, open_history
+from weighbridge.cli.options import Arrow, Json, Limit, Store, checked_limit
 from weighbridge.cli.report import given_away, print_faults, print_line, print_table, share, size
 from weighbridge.storage.history.stats import VersionStats
 from weighbridge.storage.history.stats import stats as figures
@@ -21,6 +21,7 @@ def stats(
     png: Annotated[Path | None, Parameter(help="Draw a chart into this file; needs weighbridge[charts].")] = None,
 ) -> None:
     """Density, ratio and times over versions, oldest first."""
+    limit = checked_limit(limit)
     history = open_history(store)
     found = figures(history, limit=limit)
     if png is not None:
@@ -30,7 +31,19 @@ def stats(
         print_line(f"drew {len(found)} versions into {png}")
     elif not given_away(VersionStats, found, json=json, arrow=arrow):
         print_table(
-            ("version", "changed", "density", "wire", "model/wire", "step s", "hosts", "fetch s", "apply s", "pause s"),
+            (
+                "version",
+                "changed",
+                "density",
+                "wire",
+                "model/wire",
+                "step s",
+                "hosts",
+                "fetch s",
+                "apply s",
+                "pause s",
+                "forms",
+            ),
             (
                 (
                     s.version,
@@ -43,6 +56,7 @@ def stats(
                     f"{s.fetch_seconds:.3f}",
                     f"{s.apply_seconds:.3f}",
                     f"{s.pause_seconds:.3f}",
+                    forms(s),
                 )
                 for s in found
             ),
