@@ -328,7 +328,7 @@ class _Upload:
             return await self._send(s3, upload_id, number, part)
 
     def _read(self, start: int, length: int) -> dict[str, Any]:
-        """A part, and the checksum that the client would else compute in its loop, where all other parts wait for it."""
+        """A part, and the checksum that the client would else compute in its loop, where other parts wait for it."""
         data = os.pread(self._descriptor, length, start)
         if self._profile.checksums == "when_required":
             return {"Body": data}
