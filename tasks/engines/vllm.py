@@ -1,11 +1,19 @@
 """vLLM's OpenAI server, started with VLLM_SERVER_DEV_MODE=1: what its control routes really answer is in the tests that
 run against it. Must not know replicas, stores or Prefect."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import structlog
 
 from weighbridge.errors import EngineError, UsageError
+from weighbridge.storage.replica.contents import tensor_digests
 from weighbridge.tasks.engines.control import RouteMissing, version_in
 from weighbridge.tasks.engines.server import ServerEngine
+
+log = structlog.get_logger("weighbridge.engine")
 
 
 class VllmEngine(ServerEngine):
@@ -13,6 +21,11 @@ class VllmEngine(ServerEngine):
     was dropped."""
 
     name = "vllm"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._has_plugin: bool | None = None
+        """Whether the server was started with our weight-transfer backend; None: not asked yet."""
 
     def check(self, *, seconds: float) -> None:
         """See Engine. Wants the development routes, and an answer to a request with the key."""
@@ -25,6 +38,7 @@ class VllmEngine(ServerEngine):
                 "Nothing was changed."
             ) from missing
         self._canary.find_model(self._control, seconds=seconds)
+        self._ask_plugin(seconds)
 
     def is_paused(self, *, seconds: float) -> bool | None:
         """See Engine."""
@@ -36,10 +50,41 @@ class VllmEngine(ServerEngine):
         self._control.post("/pause", query={"mode": "keep", "clear_cache": "true"}, seconds=seconds)
 
     def reload(self, folder: Path, version: int, *, seconds: float) -> None:
-        """See Engine."""
+        """See Engine. By our own backend where the server has it, which loads only what differs; else, and when that
+        fails, all of it."""
+        left = _countdown(seconds)
+        if self._has_plugin is None:
+            self._ask_plugin(left())
+        if self._has_plugin:
+            try:
+                self._update(folder, version, left)
+                return
+            except EngineError as failure:
+                log.warning("the engine's own update failed; reloading", version=version, error=str(failure))
+                self._ask_plugin(left())  # which makes it forget what it held, and finds out whether it is still there
         # Never with its own `timeout`: when that runs out, the engine dies.
-        call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        self._control.post("/collective_rpc", call, seconds=seconds)
+        self._call("reload_weights", left(), weights_path=str(folder))
+
+    def _update(self, folder: Path, version: int, left: Callable[[], float]) -> None:
+        order = {"folder": str(folder.resolve()), "version": version, "digests": tensor_digests(folder)}
+        self._control.post("/start_weight_update", seconds=left())
+        self._control.post("/update_weights", {"update_info": order}, seconds=left())
+        self._control.post("/finish_weight_update", {"weight_version": None}, seconds=left())
+        for cache in ("reset_encoder_cache", "reset_mm_cache"):  # a reload does this by itself
+            self._call(cache, left())
+
+    def _ask_plugin(self, seconds: float) -> None:
+        """Whether our backend is there; one that is forgets what it knew the engine to hold."""
+        try:
+            order = {"init_info": {"weighbridge": 1, "forget": True}}
+            self._control.post("/init_weight_transfer_engine", order, seconds=seconds)
+            self._has_plugin = True
+        except EngineError as no:
+            log.info("vLLM reloads whole folders: it was started without our plugin", answer=str(no)[:200])
+            self._has_plugin = False
+
+    def _call(self, method: str, seconds: float, **given: str) -> None:
+        self._control.post("/collective_rpc", {"method": method, "kwargs": given}, seconds=seconds)
 
     def flush(self, *, seconds: float) -> None:
         """See Engine. The status says nothing here: the body does."""
@@ -59,3 +104,9 @@ class VllmEngine(ServerEngine):
     def resume(self, *, seconds: float) -> None:
         """See Engine."""
         self._control.post("/resume", seconds=seconds)
+
+
+def _countdown(seconds: float) -> Callable[[], float]:
+    """What is left of a deadline, for one call after the other."""
+    until = time.monotonic() + seconds
+    return lambda: max(0.001, until - time.monotonic())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,25 @@ def python_of(kind: str) -> Path:
     if not python.exists():
         raise FileNotFoundError(f"{python} is missing: run `make test-engines`, which installs {kind}")
     return python
+
+
+def with_plugin(folder: Path) -> dict[str, str]:
+    """The environment in which an engine finds our vLLM plugin, as if weighbridge were installed beside it: the source,
+    and the entry points that pyproject.toml declares."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    about = folder / f"weighbridge-{project['version']}.dist-info"
+    about.mkdir(parents=True)
+    (folder / "weighbridge").symlink_to(ROOT / "src" / "weighbridge")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: weighbridge\nVersion: {project['version']}\n")
+    groups = (
+        f"[{group}]\n" + "".join(f"{name} = {where}\n" for name, where in points.items())
+        for group, points in project["entry-points"].items()
+    )
+    (about / "entry_points.txt").write_text("\n".join(groups))
+    return {"PYTHONPATH": str(folder)}
+
+
+PLUGIN = ("--weight-transfer-config", '{"backend": "weighbridge"}')
 
 
 def make_model(kind: str, folder: Path, *options: str) -> Path:
@@ -83,8 +103,8 @@ class Server:
             command += ["512", "--max-total-tokens", "4096", "--max-running-requests", "8"]
             command += ["--disable-overlap-schedule", "--skip-server-warmup"]
             wanted = _SGLANG
-        environment = {**os.environ, **wanted, "HF_HUB_OFFLINE": "1", **self.environment}
-        environment.pop("PYTHONPATH", None)
+        ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = {**ours, **wanted, "HF_HUB_OFFLINE": "1", **self.environment}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [str(python_of(self.kind)), *command, *self.options],
@@ -168,13 +188,16 @@ class Fleet:
         self.publisher: Publisher = self.run.open(base=base)
         self.seed = 0
 
-    def step(self, *, scale: float = 0.05, poison: float | None = None) -> int:
-        """Publishes the weights after a step: some elements of every tensor move. Returns the version."""
+    def step(self, *, scale: float = 0.05, poison: float | None = None, only: str = "") -> int:
+        """Publishes the weights after a step: some elements of every tensor move, or of those whose names hold `only`.
+        Returns the version."""
         self.seed += 1
         rng = np.random.default_rng(self.seed)
         at = open_checkpoint(self.run.base)
         state = self.state() if self.seed > 1 else {name: at.view(name).copy() for name in at.tensors}
-        for data in state.values():
+        for name, data in state.items():
+            if only not in name:
+                continue
             words = data.view(np.uint16)
             hit = rng.random(words.size) < scale
             words[hit] ^= rng.integers(0, 1 << 7, int(hit.sum()), np.uint16)  # the mantissa: never NaN, never huge
