@@ -53,3 +53,4 @@ def to_stderr(*, json_lines: bool = False, level: int = logging.INFO) -> None:
     handler.setFormatter(logging.Formatter("%(message)s" if json_lines else "%(asctime)s %(levelname).1s %(message)s"))
     handler.of_weighbridge = True  # type: ignore[attr-defined]
     logger.addHandler(handler)
+    logger.propagate = False  # to the root's handlers, of which Prefect brings one that would print each event again

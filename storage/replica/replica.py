@@ -72,6 +72,7 @@ class Replica:
         self._witness = Witness(site.layout.seen, site.lineage, disk=site.disk, clock=site.clock)
         self._states = states
         self._applied: Applied | None = None
+        self._last_good: str | None = None  # what `current` led to before the last switch, if it still holds that
         self._in_doubt = False
         self.recovery = recovery
         """What opening this replica had to mend."""
@@ -209,7 +210,8 @@ class Replica:
                 "nothing was applied that could be switched to. Nothing was changed; plan and apply first."
             )
         self._applied = None
-        site, state = self._site, self._states[applied.copy]
+        site, state, before = self._site, self._states[applied.copy], self._loaded
+        self._last_good = before if before != applied.copy or not applied.reload else None
         if state.version != applied.version:  # an empty version: only the number moves
             manifest = site.lineage.manifest(applied.version)
             moved = replace(state, version=manifest.version, manifest=manifest.digest)
@@ -220,10 +222,11 @@ class Replica:
         return self.version
 
     def fall_back(self) -> int:
-        """Makes `current` lead to the other copy, the last good one, and returns its version. Raises ReplicaError when
-        there is none."""
+        """Makes `current` lead to the last good copy, and returns its version: to what it led to before the last
+        switch, which for an empty version is the same copy; else to the other one. Raises ReplicaError when there is
+        none."""
         self._settle()
-        other = next((name for name in self._states if name != self._loaded), None)
+        other = self._last_good or next((name for name in self._states if name != self._loaded), None)
         if other is None:
             raise ReplicaError(
                 f"{self._site.layout.folder} keeps one copy, so there is none to fall back to. Nothing was changed; "

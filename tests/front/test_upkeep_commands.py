@@ -1,6 +1,7 @@
 """`anchor`, `gc`, `keep`, `release`: what a person types, on a small run, in this process."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,18 @@ def test_events_stay_off_standard_output_whatever_set_structlog_up_before(run: R
     finally:
         structlog.configure(**before) if configured else structlog.reset_defaults()
     assert code == 0 and json.loads(out)["made"] is True
+
+
+def test_an_event_is_printed_once_beside_what_libraries_print(run: Run, say: Say) -> None:
+    heard: list[logging.LogRecord] = []
+    beside = logging.Handler()
+    beside.emit = heard.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(beside)
+    try:
+        assert say("keep", 2, "best")[0] == 0
+    finally:
+        logging.getLogger().removeHandler(beside)
+    assert not [record for record in heard if record.name.startswith("weighbridge")]
 
 
 def test_a_replica_is_anchored_as_it_stands(run: Run, say: Say, tmp_path: Path) -> None:

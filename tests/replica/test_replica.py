@@ -178,6 +178,17 @@ def test_falling_back_serves_the_last_good_copy_and_the_next_plan_only_switches(
         assert versions_in(run, replica.current) == {1}
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_falling_back_where_no_byte_changed_goes_to_no_older_version(run: SmallRun, folder: Path, copies: int) -> None:
+    run.push()
+    bring_up(folder, store=run.store, base=run.base, copies=copies)
+    run.push_nothing()
+    with open_replica(folder, store=run.store, base=run.base, copies=copies) as replica:
+        for version in (2, 2):  # an empty version, then nothing at all
+            assert advance(replica) == version
+            assert (replica.fall_back(), versions_in(run, replica.current)) == (version, {1, 2})
+
+
 def test_applying_again_what_is_applied_does_nothing(run: SmallRun, folder: Path) -> None:
     run.push()
     with open_replica(folder, store=run.store, base=run.base) as replica:

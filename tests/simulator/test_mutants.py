@@ -1,21 +1,23 @@
 """A check that cannot fail is a defect: for each promise the real code is broken on purpose, and the simulator must say
 so within a few seeds."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from tests.simulator import store
+from tests.simulator import simulation, store
 from tests.simulator.soak import run_seed
+from tests.simulator.weather import forecast
 
-from weighbridge.errors import StoreError
+from weighbridge.errors import StoreError, WeighbridgeError
 from weighbridge.flows.follower import Follower
 from weighbridge.storage import attempt, checkpoint_writer, gc, retention, transfer
 from weighbridge.storage.publisher import Publisher
 from weighbridge.storage.replica import apply as applying
 from weighbridge.storage.replica import patching, recover
 from weighbridge.storage.replica.site import Site
+from weighbridge.tasks.cutover import CutOver
 
 SEEDS = 40
 Patch = pytest.MonkeyPatch
@@ -23,13 +25,44 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A way to break a promise. `first` is a seed from which on it was caught soon; `rare` ones take many seeds."""
+    """A way to break a promise. `first` is a seed from which on it was caught soon; `storm` is the weather in which it
+    shows, where it is not the seed's own; `rare` ones take many seeds."""
 
     promise: int
     name: str
     apply: Callable[[Patch], None]
     first: int = 0
     rare: bool = False
+    storm: Mapping[str, float] = field(default_factory=dict)
+
+
+def no_dirty_mark(patch: Patch) -> None:
+    real = Site.save
+    patch.setattr(Site, "save", lambda site, state: real(site, state) if state.clean else state)
+
+
+def older_copy_under_the_new_number(patch: Patch) -> None:
+    def restore(cutover: Any, failure: WeighbridgeError) -> None:
+        kept = cutover._copies.fall_back()
+        cutover._engine.reload(cutover._copies.current, kept, seconds=cutover._left())
+        cutover._number(cutover._version)
+        cutover._resume(cutover._version, after=failure)
+        raise cutover._failed(str(failure), served=cutover._version)
+
+    patch.setattr(CutOver, "_restore", restore)
+
+
+def resumed_without_a_load(patch: Patch) -> None:
+    def restore(cutover: Any, failure: WeighbridgeError) -> None:
+        kept = cutover._copies.fall_back()
+        cutover._resume(kept, after=failure)
+        raise cutover._failed(str(failure), served=kept)
+
+    patch.setattr(CutOver, "_restore", restore)
+
+
+def in_doubt_and_yet_taken_back(patch: Patch) -> None:
+    patch.setattr(Publisher, "discard", lambda publisher, attempt: attempt.discard(uploaded=True))
 
 
 def unsynced_data(patch: Patch) -> None:
@@ -153,6 +186,7 @@ MUTANTS = [
 )
 def test_the_simulator_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
+    monkeypatch.setattr(simulation, "forecast", lambda rng: replace(forecast(rng), **mutant.storm))
     for seed in range(mutant.first, mutant.first + SEEDS):
         failure = run_seed(seed).failure
         if failure:

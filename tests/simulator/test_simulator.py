@@ -14,6 +14,10 @@ SEEDS = 200
 AT_ONCE = 10
 
 
+FOUND = {1014: "a load that failed where no byte had changed put `current` back to an older version"}
+"""Seeds of soaks that found something, and what."""
+
+
 def digest_of(trace: list[str]) -> str:
     return xxhash.xxh3_128_hexdigest("\n".join(trace).encode())
 
@@ -23,6 +27,12 @@ def test_the_five_promises_hold_under(first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         outcome = run_seed(seed)
         assert not outcome.failure, "\n".join(("", *outcome.trace[-60:], outcome.failure, f"make soak SEED={seed}"))
+
+
+@pytest.mark.parametrize("seed", FOUND, ids=FOUND.values())
+def test_what_a_soak_found_stays_mended(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert not outcome.failure, "\n".join(("", *outcome.trace[-60:], outcome.failure, f"make soak SEED={seed}"))
 
 
 def test_a_seed_decides_everything_that_happens_in_another_process_too() -> None:
