@@ -24,6 +24,8 @@ from weighbridge.storage.clock import Clock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
 from weighbridge.storage.manifest import manifest_key, shard_key
+from weighbridge.storage.next_state import NextState
+from weighbridge.storage.peers.export import Export
 from weighbridge.storage.replica.patching import Deltas, Proven, prove
 from weighbridge.storage.resume import first_snapshot
 from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust
@@ -60,8 +62,10 @@ class Publisher:
         threads: int,
         trainable: Sequence[str] = (),
         signer: Signer | None = None,
+        exports: Sequence[Export] = (),
     ) -> None:
         self._signer = signer
+        self._exports = tuple(exports)
         self._trainable = tuple(trainable)
         self.store = store
         self.lineage = lineage
@@ -232,6 +236,14 @@ class Publisher:
                 f"version {manifest.version} claims another state than its rows lead to. The snapshot stays at version "
                 f"{self.version}; audit the store."
             )
+        for export in self._exports:  # before the bytes that they start from are written over
+            next_state = NextState(self._snapshot.image, manifest, path_of)
+            export.write(
+                manifest.version,
+                changed=next_state.changed,
+                state=next_state.whole,
+                elements=manifest.model_elements,
+            )
         for proven in self._prove(manifest, path_of):
             self._snapshot.image.scatter(proven.key, proven.patches)
             self._advanced[proven.key] = manifest.digest
@@ -278,12 +290,14 @@ def open_publisher(
     trainable: Sequence[str] = (),
     signer: Signer | None = None,
     trust: Trust | None = None,
+    exports: Sequence[Export] = (),
 ) -> Publisher:
     """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot, by
     the shortest way from the base, an anchor, or a `replica` on this machine that proves equal.
 
     `trainable` are patterns of the tensors that may change; another that does is told, and published all the same.
-    With a `signer` every version is signed, and only versions signed by its key (or those of `trust`) are gone on from.
+    `exports` are neighbours' layouts, written after each commit. With a `signer` every version is signed, and only
+    versions signed by its key (or those of `trust`) are gone on from.
     Holds one copy of the model in memory from then on. Raises StoreUnfit, ForeignRun, CheckpointError, VersionRetired,
     NotTrusted, StoreError, UsageError for a run that cannot be signed.
     """
@@ -323,7 +337,10 @@ def open_publisher(
             threads=threads,
             trainable=trainable,
             signer=signer,
+            exports=exports,
         )
+        for export in exports:
+            export.begin(publisher.version, publisher.specs)
         try:
             publisher.follow()
         except VersionRetired as error:

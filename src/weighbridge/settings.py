@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from weighbridge.errors import UsageError
+from weighbridge.storage.peers.registry import LAYOUTS
 from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust, read_signer, read_trust
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
@@ -85,6 +86,12 @@ class Settings(BaseSettings):
     # a step of the store's own: a command, or module:function
     after_publish: str = ""
     before_read: str = ""
+    # neighbours' layouts, written beside ours or read instead: see docs/PEERS.md
+    layout: Names = ()
+    layout_store: str | None = None
+    layout_encoding: Literal["xor", "overwrite"] = "xor"
+    layout_checksum: Literal["xxh3-128", "blake3", "adler32"] = "xxh3-128"
+    layout_anchors: int = Field(default=10, ge=0)
     # retention: how many of the last versions gc keeps, for how long a silent host holds what it needs, and how many
     # versions a host may be behind before it counts as stale
     keep: int | None = Field(default=None, ge=1)
@@ -195,6 +202,8 @@ class Settings(BaseSettings):
             raise ValueError("engine_admin_key and engine_admin_key_file are both set")
         if self.sign is not None and "digest" in self.model_fields_set and self.digest != SIGNED_DIGEST:
             raise ValueError(f"sign needs digest {SIGNED_DIGEST}, and digest is {self.digest}, which can be forged")
+        if unknown := sorted(set(self.layout) - LAYOUTS.keys()):
+            raise ValueError(f"no layout {', '.join(unknown)} is known: {', '.join(LAYOUTS)}")
         if self.allowed_age is not None and not self.trust:
             raise ValueError("allowed_age is set, but no key to trust: an age that nobody signed means nothing")
         if len(set(self.hosts)) != len(self.hosts):

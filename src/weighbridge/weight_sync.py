@@ -25,6 +25,9 @@ from weighbridge.storage.expectation import Expectation
 from weighbridge.storage.feed import Feed, FeedBroken
 from weighbridge.storage.localdisk import LocalDisk
 from weighbridge.storage.manifest import check_labels
+from weighbridge.storage.peers.contract import Writing
+from weighbridge.storage.peers.export import Export
+from weighbridge.storage.peers.registry import get_layout
 from weighbridge.storage.publication import Publication
 from weighbridge.storage.publisher import Publisher, open_publisher
 from weighbridge.storage.records import SERVED, SUPERSEDED
@@ -180,8 +183,18 @@ class WeightSync:
             disk = LocalDisk("process")
             self._spools.close()
             spool = self._spools.enter_context(spool_folder(settings.spool, disk=disk))
+            store = open_store(settings.store, profile=settings.profile)
+            theirs = settings.layout_store and open_store(settings.layout_store, profile=settings.profile)
+            writing = Writing(
+                spool / "peers",
+                disk,
+                SystemClock(),
+                settings.layout_encoding,
+                settings.layout_checksum,
+                settings.layout_anchors,
+            )
             self._publisher = open_publisher(
-                open_store(settings.store, profile=settings.profile),
+                store,
                 open_checkpoint(settings.base),
                 run_id=settings.run,
                 digest_kind=settings.digest_kind,
@@ -194,6 +207,7 @@ class WeightSync:
                 trainable=settings.trainable,
                 signer=settings.signer,
                 trust=settings.trusted,
+                exports=[Export(get_layout(name), theirs or store, writing) for name in settings.layout],
             )
         return self._publisher
 

@@ -37,6 +37,7 @@ from weighbridge.values import HostRecord, Manifest, ShardInfo
 
 _THREADS = 4
 _SEALED = re.compile(r"versions/[0-9]{12}/(anchor-)?retired|kept/[^/]+")
+_NEIGHBOURS = re.compile(r"weight_v[0-9]{6,}/|delta-[0-9]{8,}/|(deltas|anchors)/step_[0-9]{6,}\.")
 _HINT = re.compile(r"anchors/(?P<version>[0-9]{12})")
 
 
@@ -190,6 +191,8 @@ class _Beside:
 
     def _stranger(self, key: str, reached: int) -> str:
         folder, _, rest = key.partition("/")
+        if _NEIGHBOURS.match(key):
+            return "objects of neighbours' layouts (`weighbridge verify --layout`)"
         if folder == PROBE_FOLDER:
             return "objects of probes that were cut short"
         version = rest.partition("/")[0]

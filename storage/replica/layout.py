@@ -9,6 +9,7 @@ copies hold.
     journal               patches about to be written, while they are
     spool/V/<shard>       fetched shards
     aside/                files found in a copy that nobody published
+    mirror/               what a neighbour published, said again as a run of our own; see docs/PEERS.md
     seen.json             the newest version that the store ever showed, where keys are trusted; sealed
 """
 
@@ -70,6 +71,11 @@ class Layout:
         return self.folder / "aside"
 
     @property
+    def mirror(self) -> Path:
+        """The store of a run that says again what a neighbour published."""
+        return self.folder / "mirror"
+
+    @property
     def seen(self) -> Path:
         """What the store showed last."""
         return self.folder / "seen.json"
@@ -78,7 +84,7 @@ class Layout:
         """What lies in the folder, as relative names, and no replica puts there. Without its identity a folder is a
         replica's, of which a crash left some, only if this is empty: then nothing in it is anybody else's."""
         ours = {self.identity, self.lock, self.current, self.copies, self.states, self.journal, self.spool, self.aside}
-        ours.add(self.seen)
+        ours |= {self.seen, self.mirror}
         names = {path.name for path in ours}
         found = [path for path in _inside(self.folder) if path.name.removesuffix(TEMPORARY_SUFFIX) not in names]
         states = {self.state(name).name for name in COPIES}

@@ -105,7 +105,18 @@ def test_checkpoints_are_published_pulled_proven_listed_and_rebuilt(chain: Path,
     assert command("keygen", "KEY").returncode == 0
     for version in (1, 2):
         published = command(
-            "sync", f"v{version}", "--store", "S", "--base", "base", "--label", f"step={version}", "--sign", "KEY"
+            "sync",
+            f"v{version}",
+            "--store",
+            "S",
+            "--base",
+            "base",
+            "--label",
+            f"step={version}",
+            "--sign",
+            "KEY",
+            "--layout",
+            "pull-weights,skyrl,trl",
         )
         assert published.returncode == 0, published.stderr
         assert published.stdout.startswith(f"version {version}: published")
@@ -114,6 +125,16 @@ def test_checkpoints_are_published_pulled_proven_listed_and_rebuilt(chain: Path,
     assert json.loads(pulled.stdout)["version"] == 2
     assert same_tensors(chain / "R" / "current", chain / "v2")
     assert (chain / "R" / "current" / "config.json").read_bytes() == (chain / "base" / "config.json").read_bytes()
+
+    assert (chain / "S" / "weight_v000002" / "model.safetensors.index.json").is_file()
+    theirs = ("--store", str(chain / "S"), "--base", str(chain / "base"))
+    for layout in ("pull-weights", "skyrl", "trl"):
+        assert exit_code("verify", "2", "--layout", layout, *theirs) == 0
+        assert exit_code("verify", str(chain / "v2"), "--layout", layout, *theirs) == 0
+        assert exit_code("verify", str(chain / "v1"), "--layout", layout, *theirs) == 9
+        assert exit_code("pull", "--layout", layout, *theirs, "--replica", str(chain / layout)) == 0
+        assert same_tensors(chain / layout / "current", chain / "v2")
+    assert exit_code("pull", "--layout", "skyrl", *theirs, "--replica", str(chain / "other"), "--reseed") == 2
 
     lines = [json.loads(line) for line in command("log", "--store", "S", "--json").stdout.splitlines()]
     assert [line["version"] for line in lines] == [2, 1, 0]

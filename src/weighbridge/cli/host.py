@@ -12,16 +12,18 @@ from cyclopts import Parameter
 from weighbridge import logs
 from weighbridge.cli.options import (
     Base,
+    Layout,
     LogJson,
     ReplicaFolder,
     Reseed,
     Store,
     Trust,
     lineage_of,
+    neighbour_of,
     settings_of,
     store_of,
 )
-from weighbridge.errors import EngineError
+from weighbridge.errors import EngineError, UsageError
 from weighbridge.settings import Settings
 from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.digests import chain_digest
@@ -29,6 +31,9 @@ from weighbridge.storage.lineage import Lineage, RunInfo
 from weighbridge.storage.localdisk import PRIVATE_FOLDER, LocalDisk
 from weighbridge.storage.lock import owned
 from weighbridge.storage.manifest import check_name
+from weighbridge.storage.peers.following import following
+from weighbridge.storage.peers.mirror import Mirror
+from weighbridge.storage.peers.pull import open_mirror
 from weighbridge.storage.stores import contract
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.engines.contract import Engine
@@ -50,6 +55,7 @@ def host(
     durability: str | None = None,
     reseed: Reseed = False,
     trust: Trust = None,
+    layout: Layout = None,
     ready_file: Annotated[Path | None, Parameter(help="Written when the host is ready, removed when it ends.")] = None,
     log_json: LogJson = False,
 ) -> None:
@@ -85,6 +91,7 @@ def host(
         copies=copies,
         durability=durability,
         trust=trust,
+        layout=layout,
     )
     logs.to_stderr(json_lines=log_json or settings.log_json)
     _serve(settings, ready_file, "reseed" if reseed else "refuse")
@@ -98,8 +105,13 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     from weighbridge.tasks.host_attempt import Host
 
     assert settings.replica is not None and settings.name is not None
-    store = store_of(settings)
-    run = _run_of(store, settings.hooks, every_seconds=settings.follow_seconds)
+    mirror = _mirror_of(settings) if settings.layout else None
+    if mirror is None:
+        store = store_of(settings)
+        run = _run_of(store, settings.hooks, every_seconds=settings.follow_seconds)
+        lineage = lineage_of(settings)
+    else:
+        store, run, lineage = mirror.store, mirror.lineage.run, mirror.lineage
     spec = settings.engine_spec
     engine = _ready(open_engine(spec), seconds=settings.engine_deadline)
     with (
@@ -113,7 +125,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             lock_seconds=settings.lock_deadline,
             foreign=foreign,
             threads=settings.encode_threads,
-            lineage=lineage_of(settings),
+            lineage=lineage,
         ) as replica,
         guarded(spec, settings.replica) as guard,
     ):
@@ -127,7 +139,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             engine_in_doubt=guard is not None and guard.marked(),
             watch=guard,
             nodes=settings.engine_nodes,
-            hooks=settings.hooks,
+            hooks=settings.hooks if mirror is None else following(mirror, replica, settings.hooks),
             trust=settings.trusted,
         )
         options = WorkerOptions(
@@ -157,6 +169,18 @@ def _only_one(settings: Settings, store: contract.Store) -> Iterator[None]:
         instead="give this one a name of its own",
     ):
         yield
+
+
+def _mirror_of(settings: Settings) -> Mirror:
+    """The mirror of the neighbour that the settings name."""
+    assert settings.replica is not None
+    if settings.base is None:
+        raise UsageError("missing: --base, on which a neighbour's deltas go. Nothing was started.")
+    layout, foreign = neighbour_of(settings)
+    disk = LocalDisk(settings.durability)
+    return open_mirror(
+        settings.replica, layout=layout, foreign=foreign, base=settings.base, disk=disk, clock=SystemClock()
+    )
 
 
 def _run_of(store: contract.Store, hooks: Hooks, *, every_seconds: float) -> RunInfo:

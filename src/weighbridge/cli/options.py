@@ -8,6 +8,8 @@ from cyclopts import Parameter
 from weighbridge.errors import UsageError
 from weighbridge.settings import Settings, load_settings
 from weighbridge.storage.lineage import Lineage
+from weighbridge.storage.peers import contract as peers
+from weighbridge.storage.peers.registry import get_layout
 from weighbridge.storage.stores import contract as store_contract
 from weighbridge.storage.stores import open_store
 
@@ -22,6 +24,9 @@ Reseed = Annotated[
     bool, Parameter(name="--reseed", negative=(), help="Seed a replica of another run or base anew, for this one.")
 ]
 LogJson = Annotated[bool, Parameter(name="--log-json", negative=(), help="Events as JSON lines on standard error.")]
+Layout = Annotated[
+    str | None, Parameter(name="--layout", help="A neighbour's layout: pull-weights, skyrl or trl. See docs/PEERS.md.")
+]
 Trust = Annotated[
     str | None, Parameter(name="--trust", help="Public keys, with commas between: only what they signed is believed.")
 ]
@@ -40,6 +45,18 @@ def store_of(settings: Settings) -> store_contract.Store:
     if settings.store is None:
         raise UsageError("missing: --store (or WEIGHBRIDGE_STORE). Nothing was started.")
     return open_store(settings.store, profile=settings.profile)
+
+
+def neighbour_of(settings: Settings) -> tuple[peers.Layout, store_contract.Store]:
+    """The one layout that is read, and the store that it lies in. Raises UsageError for none, or several."""
+    if len(settings.layout) != 1:
+        raise UsageError(f"one layout is read at a time, not {len(settings.layout)}. Nothing was started.")
+    if settings.trust:
+        raise UsageError("a neighbour's versions are not signed, so --trust refuses all of them. Nothing was started.")
+    place = settings.layout_store or settings.store
+    if place is None:
+        raise UsageError("missing: --store (or WEIGHBRIDGE_STORE). Nothing was started.")
+    return get_layout(settings.layout[0]), open_store(place, profile=settings.profile)
 
 
 def lineage_of(settings: Settings) -> Lineage:

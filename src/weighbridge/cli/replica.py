@@ -9,6 +9,7 @@ from weighbridge import logs
 from weighbridge.cli.options import (
     Base,
     Json,
+    Layout,
     LogJson,
     ReplicaFolder,
     Reseed,
@@ -16,14 +17,18 @@ from weighbridge.cli.options import (
     Trust,
     Version,
     lineage_of,
+    neighbour_of,
     settings_of,
     store_of,
 )
 from weighbridge.cli.progress import showing
 from weighbridge.cli.report import print_json, print_line, size
 from weighbridge.errors import UsageError
+from weighbridge.settings import Settings
 from weighbridge.storage.checkout import checkout as rebuild
-from weighbridge.storage.replica.pull import bring_up
+from weighbridge.storage.peers.pull import bring_up_from_peer
+from weighbridge.storage.peers.verify import verify_peer
+from weighbridge.storage.replica.pull import PullResult, bring_up
 from weighbridge.storage.replica.verify import Report, verify_folder
 from weighbridge.storage.verify_version import verify_version
 
@@ -40,6 +45,7 @@ def pull(
     copies: int | None = None,
     durability: str | None = None,
     trust: Trust = None,
+    layout: Layout = None,
     allowed_age: float | None = None,
     json: Json = False,
     log_json: LogJson = False,
@@ -64,9 +70,13 @@ def pull(
         durability=durability,
         trust=trust,
         allowed_age=allowed_age,
+        layout=layout,
     )
     assert settings.replica is not None
     logs.to_stderr(json_lines=log_json or settings.log_json)
+    if settings.layout:
+        _pull_from_neighbour(settings, version, scrub=scrub, refused=rollback or reseed, json=json)
+        return
     chosen = store_of(settings)
     settings.hooks.reading(chosen.url, -1 if version is None else version)
     with showing("fetch") as on_progress:
@@ -85,6 +95,34 @@ def pull(
             threads=settings.encode_threads,
             on_progress=on_progress,
         )
+    _told(result, settings.replica, json=json)
+
+
+def _pull_from_neighbour(settings: Settings, version: int | None, *, scrub: bool, refused: bool, json: bool) -> None:
+    assert settings.replica is not None
+    if refused or settings.base is None:
+        raise UsageError(
+            "a replica that follows a neighbour needs --base, and goes neither back nor over to another run: give an "
+            "empty folder for that. Nothing was started."
+        )
+    layout, foreign = neighbour_of(settings)
+    settings.hooks.reading(foreign.url, -1 if version is None else version)
+    result = bring_up_from_peer(
+        settings.replica,
+        layout=layout,
+        foreign=foreign,
+        base=settings.base,
+        version=version,
+        copies=settings.copies,
+        durability=settings.durability,
+        lock_seconds=settings.lock_deadline,
+        scrub=scrub,
+        threads=settings.encode_threads,
+    )
+    _told(result, settings.replica, json=json)
+
+
+def _told(result: PullResult, replica: Path, *, json: bool) -> None:
     if json:
         print_json(result)
         return
@@ -94,18 +132,30 @@ def pull(
     )
     for note in result.recovery.notes:
         print_line(f"  {note}")
-    print_line(f"load {settings.replica / 'current'}")
+    print_line(f"load {replica / 'current'}")
 
 
-def verify(target: str, *, store: Store = None, trust: Trust = None, json: Json = False) -> None:
+def verify(
+    target: str,
+    *,
+    store: Store = None,
+    trust: Trust = None,
+    layout: Layout = None,
+    base: Base = None,
+    json: Json = False,
+) -> None:
     """Prove a version, a replica or a checkpoint folder by its digests. Exits with 9 when a byte is not right.
 
     Parameters
     ----------
     target
-        A version's number (its chain and shards in the store), a replica (both copies), or an HF folder.
+        A version's number (its chain and shards in the store), a replica (both copies), or an HF folder. With --layout
+        and --base: a neighbour's version, or an HF folder that should be its newest.
     """
-    settings = settings_of(("store",), store=store, trust=trust)
+    settings = settings_of(("store",), store=store, trust=trust, layout=layout, base=base)
+    if layout is not None:
+        _verify_neighbour(settings, target, json=json)
+        return
     lineage = lineage_of(settings)
     if target.isdecimal() and not Path(target).exists():
         proof = verify_version(lineage, int(target))
@@ -119,6 +169,26 @@ def verify(target: str, *, store: Store = None, trust: Trust = None, json: Json 
     report = verify_folder(Path(target), lineage, threads=settings.encode_threads, lock_seconds=settings.lock_deadline)
     _say(report, json=json)
     report.demand()
+
+
+def _verify_neighbour(settings: Settings, target: str, *, json: bool) -> None:
+    if settings.base is None:
+        raise UsageError("missing: --base, on which a neighbour's deltas go. Nothing was read.")
+    is_version = target.isdecimal() and not Path(target).exists()
+    layout, foreign = neighbour_of(settings)
+    proof = verify_peer(
+        layout,
+        foreign,
+        base=settings.base,
+        version=int(target) if is_version else None,
+        folder=None if is_version else Path(target),
+    )
+    if json:
+        print_json({"ok": True, "version": proof})
+        return
+    print_line(
+        f"version {proof.version} of {proof.layout}: {proof.deltas} deltas over {proof.tensors} tensors are right"
+    )
 
 
 def checkout(

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weighbridge import logs
-from weighbridge.cli.options import Base, Json, LogJson, Run, Store, settings_of
+from weighbridge.cli.options import Base, Json, Layout, LogJson, Run, Store, settings_of
 from weighbridge.cli.report import print_json, print_line, share, size
 from weighbridge.errors import UsageError
 
@@ -21,6 +21,7 @@ def sync(
     policy: str | None = None,
     sign: Path | None = None,
     cutover: str | None = None,
+    layout: Layout = None,
     label: Annotated[tuple[str, ...], Parameter(help="key=value, kept with the version; repeatable.")] = (),
     json: Json = False,
     log_json: LogJson = False,
@@ -40,11 +41,12 @@ def sync(
         A private key (`weighbridge keygen`) to sign the version with; a run is signed from its first version on.
     """
     given = {"store": store, "base": base, "hosts": hosts, "run": run, "policy": policy}
-    settings = settings_of(("store", "base"), **given, cutover=cutover, sign=sign)
+    settings = settings_of(("store", "base"), **given, cutover=cutover, sign=sign, layout=layout)
     logs.to_stderr(json_lines=log_json or settings.log_json)
     from weighbridge.weight_sync import WeightSync
 
-    chosen = {"run": settings.run, "policy": settings.policy, "cutover": settings.cutover, "sign": settings.sign}
+    names = ("run", "policy", "cutover", "sign", "layout")
+    chosen = {name: getattr(settings, name) for name in names}
     with WeightSync(settings.store, settings.base, settings.hosts, **chosen) as front:
         result = front.push(checkpoint, labels=_labels(label), wait=True)
     if json:
