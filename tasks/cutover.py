@@ -47,16 +47,22 @@ class Copies(Protocol):
         """Points `current` to the other copy, the last good one; returns its version."""
         ...
 
+    def is_untouched(self) -> bool:
+        """Whether the files that `current` leads to are still those that were proven."""
+        ...
+
 
 class Watch(Protocol):
     """Who must know where a cut over is, in case this process dies in it: the guard."""
 
-    def pausing(self, previous: int | None) -> None:
-        """The engine, which serves `previous` (None: not known), is about to be paused."""
+    def pausing(self, previous: int | None, *, seconds: float) -> None:
+        """The engine, which serves `previous` (None: not known), is about to be paused; `loading` comes within
+        `seconds`, or this process hangs."""
         ...
 
-    def loading(self) -> None:
-        """The engine is about to be given other weights, or another number."""
+    def loading(self) -> bool:
+        """The engine is about to be given other weights, or another number. False: it may not, for this process was
+        taken for hung and the engine serves `previous` again."""
         ...
 
     def settled(self, *, resumed: bool) -> None:
@@ -65,9 +71,10 @@ class Watch(Protocol):
 
 
 class _Nobody:
-    def pausing(self, previous: int | None) -> None: ...
+    def pausing(self, previous: int | None, *, seconds: float) -> None: ...
 
-    def loading(self) -> None: ...
+    def loading(self) -> bool:
+        return True
 
     def settled(self, *, resumed: bool) -> None: ...
 
@@ -145,11 +152,12 @@ class _CutOver:
     def run(self, *, reload: bool) -> CutOver:
         if not reload:
             return self._renumber()
-        self._watch.pausing(self._previous)
+        self._watch.pausing(self._previous, seconds=self._budget)
         try:
             self._pause()
             self._switch()
-            self._watch.loading()
+            if not self._watch.loading():
+                raise self._taken_over()
             try:
                 self._load(self._version)
             except WeighbridgeError as failure:
@@ -199,9 +207,24 @@ class _CutOver:
         self._resume(self._previous, after=failure)
         return self._failed(f"{what} The engine serves version {self._previous}.", served=self._previous)
 
+    def _taken_over(self) -> CutOverFailed:
+        """The guard ended the pause while this process hung: `current` goes back to what the engine serves."""
+        self._resumed = True
+        try:
+            self._copies.fall_back()
+        except WeighbridgeError as failure:  # one copy: the next attempt finds it ahead of the engine, and loads it
+            log.warning("nothing to fall back to", error=str(failure))
+        return self._failed(
+            "this host hung while its engine was paused, and its guard resumed the engine. It serves version "
+            f"{self._previous}.",
+            served=self._previous,
+        )
+
     def _load(self, version: int) -> None:
         folder = self._copies.current
         self._timed("reload", lambda seconds: self._engine.reload(folder, version, seconds=seconds))
+        if not self._copies.is_untouched():
+            raise EngineError(f"{folder} was changed by somebody while it was loaded; what was loaded is not proven.")
         self._reach(Stage.RELOADED)
         self._timed("flush", lambda seconds: self._engine.flush(seconds=seconds))
         self._reach(Stage.FLUSHED)

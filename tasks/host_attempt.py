@@ -156,6 +156,9 @@ class _Standing:
     def fall_back(self) -> int:
         return self._replica.version
 
+    def is_untouched(self) -> bool:
+        return self._replica.is_untouched()
+
 
 class HostAttempt:
     """The steps, in the order of their definition; each returns a number that a person likes to see."""

@@ -237,6 +237,11 @@ class Replica:
         _log.warning("fell back to the last good copy", version=self.version, copy=other)
         return self.version
 
+    def is_untouched(self) -> bool:
+        """Whether every file of the copy that `current` leads to has the size and the time that we left it with."""
+        state = self._states[self._loaded]
+        return not touched(self._site.folder(state.copy), state.files, state.files)
+
     def scrub(self) -> Recovery:
         """Digests every byte of every copy and mends what differs."""
         self._applied = None

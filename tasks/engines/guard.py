@@ -1,18 +1,22 @@
-"""The guard: a small process beside a host, which outlives it if it dies in a cut over, so that no pause lasts because
-nobody is left to end it. Engines have no lease of their own.
+"""The guard: a small process beside a host, which ends a pause that the host does not end, because it died in a cut
+over or because it hangs. Engines have no lease of their own.
 
-It hears what the host does over a pipe. When the pipe breaks while the engine is paused, it resumes an engine that
-still proves the old version and was given nothing else yet; any other it leaves paused, and marks it. One at a time
-has the replica's guard lock, so a host that starts again never meets the guard of the one before it at work.
+It hears what the host does over a pipe. When the pipe breaks while the engine is paused, or the host says nothing for
+longer than a cut over may take, it resumes an engine that still proves the old version and was given nothing else yet;
+any other it leaves paused, and marks it. Before the host gives the engine anything it asks the guard, so that one that
+wakes up late does nothing more. One at a time has the replica's guard lock, so a host that starts again never meets the
+guard of the one before it at work.
 """
 
 import contextlib
 import json
+import os
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Literal
 
@@ -31,29 +35,37 @@ LOCK_NAME, MARK_NAME = "guard.lock", "engine-left-paused.json"
 _READY_SECONDS = 60.0
 _ACT_SECONDS = 30.0
 
+_LATE_SECONDS = 5.0  # beyond the deadline: a host that is only slow ends its cut over, or its pause, by itself
+_LOADS = 2  # a load that failed is followed by one of the last good copy, each under the whole deadline
+
 Verdict = Literal["resumed", "left paused"]
+_RESUMED: Verdict = "resumed"
 
 
 class Guard:
-    """A host's end of the pipe. Every call is a line; none waits for an answer but the first."""
+    """A host's end of the pipe. Every call is a line; `loading` waits for an answer."""
 
     def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
         self._process = process
         self._folder = folder
 
-    def pausing(self, previous: int | None) -> None:
-        """The engine, which serves `previous` (None: not known), is about to be paused. Raises EngineError when the
-        guard has gone: nothing was paused yet."""
+    def pausing(self, previous: int | None, *, seconds: float) -> None:
+        """The engine, which serves `previous` (None: not known), is about to be paused, and `loading` follows within
+        `seconds`. Raises EngineError when the guard has gone: nothing was paused yet."""
         try:
-            self._tell({"pausing": previous})
+            self._tell({"pausing": previous, "seconds": seconds})
         except OSError as error:
             raise EngineError(
                 f"the guard of {self._folder} has gone ({error}), so the engine was not paused. Start the host again."
             ) from error
 
-    def loading(self) -> None:
-        """The engine is about to be given other weights, or another number."""
-        self._mention({"loading": True})
+    def loading(self) -> bool:
+        """The engine is about to be given other weights, or another number; False when the guard has taken over and
+        resumed it. A guard that has gone keeps nobody from going on."""
+        if not self._mention({"loading": True}):
+            return True
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip() != _RESUMED
 
     def settled(self, *, resumed: bool) -> None:
         """The engine was resumed on known weights, or is left paused by a host that lives and says so."""
@@ -65,14 +77,16 @@ class Guard:
         """Whether a guard before this one left the engine paused, and nobody has settled it since."""
         return (self._folder / MARK_NAME).exists()
 
-    def _mention(self, what: dict[str, object]) -> None:
+    def _mention(self, what: dict[str, object]) -> bool:
         """Tells a guard that may have gone meanwhile: a cut over that is under way must not end for want of one."""
         try:
             self._tell(what)
+            return True
         except OSError as error:
             log.warning(
                 "the guard has gone; the cut over goes on without it", folder=str(self._folder), error=str(error)
             )
+            return False
 
     def _tell(self, what: dict[str, object]) -> None:
         assert self._process.stdin is not None
@@ -111,48 +125,94 @@ def guarded(spec: EngineSpec, folder: Path) -> Iterator[Guard | None]:
 
 
 def act(spec: EngineSpec, folder: Path, previous: int | None, *, loading: bool) -> Verdict:
-    """What a guard does when its host has died in a cut over. Never gives an engine weights."""
-    why = "the host died while the engine was being loaded" if loading else "what the engine served was not known"
+    """What a guard does when its host has died or hangs in a cut over. Never gives an engine weights."""
+    why = "the host ended while the engine was being loaded" if loading else "what the engine served was not known"
     try:
         if not loading and previous is not None:
             engine = open_engine(spec)
             said = engine.read_version(seconds=_ACT_SECONDS)
             if said in (None, previous):  # None: it cannot say; it was given nothing since it served `previous`
                 engine.resume(seconds=_ACT_SECONDS)
-                log.warning("the host died while its engine was paused; resumed", version=previous)
-                return "resumed"
+                log.warning("the host died or hangs while its engine is paused; resumed", version=previous)
+                return _RESUMED
             why = f"the engine says version {said}, and served {previous} when it was paused"
     except WeighbridgeError as error:
         why = str(error)
     mark = {"previous": previous, "why": why, "unix_ns": time.time_ns()}
     LocalDisk().write_atomic(folder / MARK_NAME, json.dumps(mark).encode())
-    log.error("the host died in a cut over; its engine was left paused", why=why)
+    log.error("the host died or hangs in a cut over; its engine was left paused", why=why)
     return "left paused"
 
 
-def _watch(source: IO[str], ready: IO[str]) -> None:
+@dataclass(slots=True)
+class _Pause:
+    """What the host said last of a pause that it has not ended. `until` is monotonic; None: the guard has acted."""
+
+    previous: int | None
+    seconds: float
+    until: float | None
+    loading: bool = False
+    verdict: Verdict | None = None
+
+
+def _watch(source: IO[bytes], answer: IO[str]) -> None:
     """The guard's own life: from the spec to the end of the pipe."""
-    first = json.loads(source.readline())
+    lines = _Lines(source)
+    first = json.loads(lines.next(None) or b"{}")
     command = first["engine"]["command"]
     spec = EngineSpec(**{**first["engine"], "command": tuple(command) if isinstance(command, list) else command})
     folder = Path(first["folder"])
     with owned(folder / LOCK_NAME, disk=LocalDisk(), clock=SystemClock(), seconds=_READY_SECONDS):
-        ready.write("ready\n")
-        ready.flush()
-        paused, loading, previous = False, False, None
-        for line in source:
+        _say(answer, "ready")
+        pause: _Pause | None = None
+        while True:
+            line = lines.next(pause.until if pause is not None else None)
+            if pause is not None and pause.until is not None and not line:  # hung, or dead
+                pause.verdict, pause.until = act(spec, folder, pause.previous, loading=pause.loading), None
+            if line == b"":
+                return
+            if line is None:
+                continue
             told = json.loads(line)
             if "pausing" in told:
-                paused, loading, previous = True, False, told["pausing"]
-            elif "loading" in told:
-                loading = True
+                seconds = float(told["seconds"])
+                pause = _Pause(told["pausing"], seconds, time.monotonic() + seconds + _LATE_SECONDS)
+            elif "loading" in told and pause is not None:
+                _say(answer, pause.verdict or "go on")
+                if pause.verdict != _RESUMED:
+                    pause.loading = True
+                    pause.until = time.monotonic() + _LOADS * pause.seconds + _LATE_SECONDS
             else:
-                paused = False
-        if paused:
-            act(spec, folder, previous, loading=loading)
+                pause = None
+
+
+def _say(answer: IO[str], word: str) -> None:
+    answer.write(word + "\n")
+    answer.flush()
+
+
+class _Lines:
+    """Lines of a pipe, each waited for only so long."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._rest = b""
+
+    def next(self, until: float | None) -> bytes | None:
+        """The next line; b"" at the end of the pipe, None when the monotonic clock has passed `until`."""
+        while b"\n" not in self._rest:
+            wait = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([self._source], [], [], wait)[0]:
+                return None
+            more = os.read(self._source.fileno(), 1 << 16)
+            if not more:
+                return b""
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
 
 
 if __name__ == "__main__":
     # What is said goes to the host's own stderr, which is still there when the host is not; stdout is the pipe.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    _watch(sys.stdin, sys.stdout)
+    _watch(sys.stdin.buffer, sys.stdout)

@@ -21,6 +21,7 @@ class World:
         self.now = 0.0
         self.stages: list[Stage] = []
         self.ignores_reload = False
+        self.touched: set[int] = set()
 
     def _call(self, name: str, *, kind: type[Exception] = EngineError) -> None:
         self.calls.append(name)
@@ -43,6 +44,9 @@ class World:
         self._call("fall_back", kind=ReplicaError)
         self.points_to, self.spare = self.spare, self.points_to
         return self.points_to
+
+    def is_untouched(self) -> bool:
+        return self.loaded not in self.touched
 
     name = "world"
     maps_files = False
@@ -115,6 +119,14 @@ def test_after_a_failed_load_the_last_good_copy_is_served_again(verb: str, stage
     assert world.calls.count("resume") == 1
     assert world.calls.index("fall_back") < world.calls.index("reload 4") < world.calls.index("resume")
     assert caught.value.pause_seconds > 0
+
+
+def test_a_folder_that_was_changed_while_it_was_loaded_is_not_served() -> None:
+    world = World()
+    world.touched = {5}
+    with pytest.raises(CutOverFailed, match=r"was changed by somebody while it was loaded.*serves version 4") as caught:
+        world.run()
+    assert (caught.value.served, world.loaded, world.calls.count("resume")) == (4, 4, 1)
 
 
 def test_an_engine_that_answers_another_version_is_not_resumed_on_it() -> None:
@@ -192,3 +204,26 @@ def test_the_good_copy_gets_a_deadline_of_its_own() -> None:
     with pytest.raises(CutOverFailed) as caught:
         world.run()
     assert (caught.value.served, world.loaded) == (4, 4)
+
+
+class TakenOver:
+    """A guard that resumed the engine while this process hung."""
+
+    def __init__(self) -> None:
+        self.ends: list[bool] = []
+
+    def pausing(self, previous: int | None, *, seconds: float) -> None: ...
+
+    def loading(self) -> bool:
+        return False
+
+    def settled(self, *, resumed: bool) -> None:
+        self.ends.append(resumed)
+
+
+def test_a_process_that_was_taken_for_hung_gives_the_engine_nothing_and_resumes_nothing() -> None:
+    world, guard = World(), TakenOver()
+    with pytest.raises(CutOverFailed, match=r"guard resumed the engine. It serves version 4") as caught:
+        cut_over(world, world, version=5, previous=4, reload=True, deadline_seconds=100.0, watch=guard)
+    assert world.calls == ["pause", "switch", "fall_back"]
+    assert (caught.value.served, world.points_to, guard.ends) == (4, 4, [True])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ from weighbridge.tasks.engines.spec import EngineSpec
 
 kind, folder, fate = sys.argv[1:]
 with guarded(EngineSpec(kind, url=folder), Path(folder)) as guard:
-    guard.pausing(4 if fate != "unknown" else None)
+    guard.pausing(4 if fate != "unknown" else None, seconds=60)
     (Path(folder) / "state").write_text("paused")
     if fate == "loading":
         guard.loading()
@@ -96,7 +97,7 @@ def test_a_mark_goes_when_the_engine_was_resumed_on_known_weights(engine: Path) 
     with guarded(EngineSpec("file_engine:FileEngine", url=str(engine)), engine) as guard:
         assert guard is not None
         assert guard.marked()
-        guard.pausing(None)
+        guard.pausing(None, seconds=60)
         guard.settled(resumed=True)
         assert not guard.marked()
 
@@ -108,19 +109,60 @@ def test_a_guard_that_has_gone_is_noticed_before_the_pause(engine: Path) -> None
         guard._process.wait()
         with pytest.raises(EngineError, match="not paused"):
             for _ in range(20):  # the first line may still fit into the broken pipe
-                guard.pausing(4)
+                guard.pausing(4, seconds=60)
                 time.sleep(0.01)
 
 
 def test_a_guard_that_goes_in_the_middle_does_not_end_the_cut_over(engine: Path) -> None:
     with guarded(EngineSpec("file_engine:FileEngine", url=str(engine)), engine) as guard:
         assert guard is not None
-        guard.pausing(4)
+        guard.pausing(4, seconds=60)
         guard._process.kill()
         guard._process.wait()
         for _ in range(20):
             guard.loading()
             guard.settled(resumed=True)
+
+
+@pytest.mark.parametrize("previous", [4, None])
+def test_a_host_that_hangs_loses_its_turn_and_its_engine_is_resumed_or_marked(
+    engine: Path, previous: int | None
+) -> None:
+    (engine / "state").write_text("paused")
+    with guarded(EngineSpec("file_engine:FileEngine", url=str(engine)), engine) as guard:
+        assert guard is not None
+        guard.pausing(previous, seconds=-4.9)  # less its grace: a tenth of a second
+        until(lambda: (engine / "state").read_text() == "running" or guard.marked())
+        if previous is None:
+            assert guard.marked()
+            assert guard.loading(), "a load mends what is not known"
+            guard.settled(resumed=True)
+            assert not guard.marked()
+        else:
+            assert (engine / "state").read_text() == "running"
+            assert not guard.loading()
+            guard.settled(resumed=True)
+        guard.pausing(4, seconds=60)
+        assert guard.loading(), "the next cut over is its own"
+        guard.settled(resumed=True)
+
+
+def test_a_host_that_hangs_in_the_reload_leaves_it_paused_and_marked_until_it_ends_well(engine: Path) -> None:
+    with guarded(EngineSpec("file_engine:FileEngine", url=str(engine)), engine) as guard:
+        assert guard is not None
+        guard.pausing(4, seconds=-2.45)  # twice that, less the grace
+        assert guard.loading()
+        until(guard.marked)
+        assert not (engine / "state").exists()
+        guard.settled(resumed=True)
+        assert not guard.marked()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_an_engine_that_is_never_paused_has_no_guard(tmp_path: Path) -> None:

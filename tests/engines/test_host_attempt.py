@@ -66,6 +66,9 @@ class Replica:
         self.fell_back = True
         return self.version
 
+    def is_untouched(self) -> bool:
+        return True
+
     def plan_and_fetch(self, target: int | None = None, *, on_progress: Any) -> Any: ...
 
     def apply(self, fetched: Any) -> Any: ...

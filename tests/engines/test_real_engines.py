@@ -148,7 +148,7 @@ kind, url, folder, stage = sys.argv[1:]
 spec = EngineSpec(kind, url=url)
 with guarded(spec, Path(folder)) as guard:
     engine = open_engine(spec)
-    guard.pausing(engine.read_version(seconds=10))
+    guard.pausing(engine.read_version(seconds=10), seconds=60)
     engine.pause(seconds=30)
     if stage == "loading":
         guard.loading()
