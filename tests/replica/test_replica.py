@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.replica.runs import SHAPES, SmallRun, digest_tree, tensors_of, versions_in, write_base
+from tests.storage.publishing import Run, push
 
 from weighbridge.errors import (
     DigestMismatch,
@@ -73,6 +75,35 @@ def test_a_version_is_applied_to_the_spare_and_served_only_after_the_switch(run:
         assert replica.switch() == 1
         assert replica.version == 1 and versions_in(run, replica.current) == {1}
         assert not (folder / "journal").exists()
+
+
+def test_one_changed_byte_is_a_reload(run: SmallRun, folder: Path) -> None:
+    run.push("mask", changed=1)
+    with open_replica(folder, store=run.store, base=run.base) as replica:
+        fetched = replica.plan_and_fetch()
+        assert fetched.plan.reload and replica.apply(fetched).reload
+
+
+def test_memory_of_an_apply_is_bounded_by_the_parts_in_hand(tmp_path: Path, folder: Path) -> None:
+    names = [f"layers.{n}.w" for n in range(16)]
+    base = {
+        name: np.random.default_rng(n).integers(0, 255, 2 << 20, np.uint8).view(np.float16)
+        for n, name in enumerate(names)
+    }
+    published = Run(tmp_path / "large", base_weights=base)
+    model = sum(data.nbytes for data in base.values())
+    stepped = {name: data.copy() for name, data in base.items()}
+    for data in stepped.values():
+        data.view(np.uint8)[::4096] ^= 1
+    push(published.open(), stepped)
+    bring_up(folder, store=published.store, base=published.base, version=0)
+    tracemalloc.start()
+    try:
+        bring_up(folder, store=published.store, base=published.base, threads=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < model / 2
 
 
 def test_the_spare_lags_and_folds_the_deltas_it_missed(run: SmallRun, folder: Path) -> None:

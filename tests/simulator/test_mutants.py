@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.simulator import simulation, store
 from tests.simulator.soak import run_seed
+from tests.simulator.truth import MANIFEST
 from tests.simulator.weather import forecast
 
 from weighbridge.errors import StoreError, WeighbridgeError
@@ -17,7 +18,7 @@ from weighbridge.storage.publisher import Publisher
 from weighbridge.storage.replica import apply as applying
 from weighbridge.storage.replica import patching, recover
 from weighbridge.storage.replica.site import Site
-from weighbridge.tasks.cutover import CutOver
+from weighbridge.tasks.cutover import _CutOver
 
 SEEDS = 40
 Patch = pytest.MonkeyPatch
@@ -49,7 +50,7 @@ def older_copy_under_the_new_number(patch: Patch) -> None:
         cutover._resume(cutover._version, after=failure)
         raise cutover._failed(str(failure), served=cutover._version)
 
-    patch.setattr(CutOver, "_restore", restore)
+    patch.setattr(_CutOver, "_restore", restore)
 
 
 def resumed_without_a_load(patch: Patch) -> None:
@@ -58,11 +59,27 @@ def resumed_without_a_load(patch: Patch) -> None:
         cutover._resume(kept, after=failure)
         raise cutover._failed(str(failure), served=kept)
 
-    patch.setattr(CutOver, "_restore", restore)
+    patch.setattr(_CutOver, "_restore", restore)
 
 
 def in_doubt_and_yet_taken_back(patch: Patch) -> None:
     patch.setattr(Publisher, "discard", lambda publisher, attempt: attempt.discard(uploaded=True))
+    a_store_that_goes_silent(patch)
+
+
+def a_store_that_goes_silent(patch: Patch) -> None:
+    """No mutant: a manifest is created, and then nothing is heard for a while; but what is to be deleted is."""
+    real = store.SimStore.create
+
+    def create(connection: Any, key: str, data: bytes) -> None:
+        real(connection, key, data)
+        life = connection._life
+        if MANIFEST.fullmatch(key) and life.stormy and life.rng.random() < 0.5:
+            life.away_until = life.baton.now + 120
+            raise StoreError(f"{key}: nothing is heard")
+
+    patch.setattr(store.SimStore, "create", create)
+    patch.setattr(store.SimStore, "delete", lambda connection, key: connection.objects.delete(key))
 
 
 def unsynced_data(patch: Patch) -> None:
@@ -165,7 +182,34 @@ def a_store_that_lies(patch: Patch) -> None:
     patch.setattr(store, "_READS", ("flip",))
 
 
+POWER_CUTS = {
+    "crash": 0.04,
+    "power": 1.0,
+    "keep": 0.5,
+    "store_fault": 0.0,
+    "engine_fault": 0.0,
+    "full": 0.0,
+    "rot": 0.0,
+}
+FAILS = {"engine_fault": 0.15}
+SILENCE = {"crash": 0.0, "storm_seconds": 200.0}
+
 MUTANTS = [
+    Mutant(
+        1,
+        "a copy is written without a dirty mark",
+        no_dirty_mark,
+        first=7,
+        storm={**POWER_CUTS, "storm_seconds": 120.0},
+    ),
+    Mutant(
+        1,
+        "after a failed load the older copy is served as the new version",
+        older_copy_under_the_new_number,
+        storm=FAILS,
+    ),
+    Mutant(1, "after a failed load the engine is resumed as it is", resumed_without_a_load, storm=FAILS),
+    Mutant(4, "a push in doubt takes its shards back", in_doubt_and_yet_taken_back, storm=SILENCE),
     Mutant(1, "data is not synced before the clean mark", unsynced_data, first=23),
     Mutant(2, "a journal stays behind", journal_stays),
     Mutant(2, "the names of a seeded copy's files are not synced", names_of_a_copy_unsynced, first=34),
