@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks
 
-.PHONY: help demo test soak test-stores test-engines demo-s3 lint bench dist clean
+.PHONY: help demo test fuzz soak test-stores test-engines demo-s3 lint bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
 SEEDS ?= 2000
 FIRST ?= 0
 MINUTES ?= 120
+
+FUZZ_EXAMPLES ?= 5000
+
+fuzz: $(READY)  ## every parser and decoder against hostile input: FUZZ_EXAMPLES=5000 cases a test (about 15 minutes)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/property/test_hostile.py
 
 soak: $(READY)  ## the simulator: SEEDS=2000 FIRST=0 MINUTES=120, or SEED=17 for one alone with its whole trace
 	$(BIN)/python -m tests.simulator.soak $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weighbridge.errors import ManifestCorrupt, UsageError
-from weighbridge.storage import strict_json
+from weighbridge.storage import parts, strict_json
+from weighbridge.storage.arrow_bounds import check_plain
 from weighbridge.storage.digests import DIGESTS, chain_digest, digest_bytes
 from weighbridge.values import Label, Manifest, PartKey, PartRow, ShardInfo
 
@@ -36,6 +37,7 @@ _COLUMNS = pa.schema(
         pa.field("tensor_digest", pa.binary(), nullable=False),
     ]
 )
+_MOST_DIMENSIONS = 64
 ANCHORS_FOLDER = "anchors"
 SHARD_NAME = re.compile(r"(?P<anchor>anchor-)?(?P<commit_id>[0-9a-f]{32})-[a-z0-9]{1,16}\.safetensors")
 """What a publisher, or a maker of anchors, names a shard."""
@@ -148,6 +150,7 @@ def from_bytes(data: bytes, *, where: str = "manifest", trust: "Trust | None" = 
 def open_bytes(data: bytes, *, where: str = "manifest", trust: "Trust | None" = None) -> OpenManifest:
     """The same without a look into the rows, beyond that they are what was sealed."""
     try:
+        check_plain(data)  # or reading it could take any amount of memory
         reader = pa.ipc.RecordBatchFileReader(data)
         schema, count = reader.schema, reader.num_record_batches
         batch = reader.get_batch(0) if count else None
@@ -331,12 +334,21 @@ def _rows(batch: Any, shards: int, *, kind: str, digest_size: int) -> tuple[Part
         name = row.key.tensor
         _need((row.codec == "base") == is_base, f"{name}: codec {row.codec!r} does not go with this kind of manifest")
         _need(row.shard == -1 if is_base else 0 <= row.shard < shards, f"{name}: no shard {row.shard}")
-        _need(all(n >= 0 for n in row.shape), f"{name}: a negative shape")
+        _need_part(row)
         _need(
             len(row.before) == before and len(row.after) == len(row.tensor_digest) == digest_size,
             f"{name}: digests of another length",
         )
     return rows
+
+
+def _need_part(row: PartRow) -> None:
+    """Whether a row describes a part as tensors are cut, so that its size bounds what a decoder takes."""
+    name, at = row.key.tensor, row.key.offset
+    _need(len(row.shape) <= _MOST_DIMENSIONS and all(n >= 0 for n in row.shape), f"{name}: an absurd shape")
+    _need(
+        at % parts.PART_BYTES == 0 and row.nbytes <= parts.PART_BYTES, f"{name}: no part begins at {at} or ends there"
+    )
 
 
 def _object(field: str, text: str) -> dict[str, Any]:

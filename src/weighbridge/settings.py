@@ -255,5 +255,5 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
         raise UsageError(f"settings that cannot be right: {faults}. Nothing was started.") from error
-    except (SettingsError, ValueError) as error:  # a variable that is no JSON, a file that is no TOML
+    except (SettingsError, ValueError, RecursionError) as error:  # a variable that is no JSON, a file that is no TOML
         raise UsageError(f"settings that cannot be read: {error}. Nothing was started.") from error

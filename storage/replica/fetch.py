@@ -19,6 +19,7 @@ from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
 from weighbridge.storage.manifest import shard_key
 from weighbridge.storage.replica.parallel import in_parallel
 from weighbridge.storage.safetensors_header import parse_header
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES
 from weighbridge.storage.transfer import fetch_object
 from weighbridge.storage.ways import Way, explain_missing, find_way, learn_gaps
 from weighbridge.values import Manifest, ShardInfo
@@ -241,7 +242,10 @@ def read_small_files(lineage: Lineage) -> dict[str, bytes]:
 
 
 def _files_shard(base: Manifest) -> ShardInfo | None:
-    return next((shard for shard in base.shards if shard.name == base.files), None)
+    found = next((shard for shard in base.shards if shard.name == base.files), None)
+    if found is not None and found.nbytes > MOST_SMALL_BYTES:
+        raise ShardCorrupt(f"{found.name} has {found.nbytes:,} bytes: these are no small files. Nothing was fetched.")
+    return found
 
 
 def _parse_small(data: bytes, name: str) -> dict[str, bytes]:

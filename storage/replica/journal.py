@@ -115,6 +115,19 @@ def drop_journal(path: Path, *, disk: Disk) -> None:
 def read_journal(path: Path) -> Journal | None:
     """The journal at `path`, or None when there is none or a byte of it is not as it was written."""
     try:
+        return _read(path)
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # its digests fit, and yet it is no journal
+        return None
+
+
+def _read(path: Path) -> Journal | None:
+    try:
         with path.open("rb") as file:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
@@ -157,6 +170,10 @@ def _frames(view: memoryview) -> Iterator[tuple[dict[str, Any], memoryview, byte
 def _patches(data: memoryview, sizes: Sequence[Sequence[int]]) -> Iterator[Patch]:
     at = 0
     for width, count, value_bytes in sizes:
+        if width not in (1, 2, 4, 8) or count < -1 or (value_bytes != count * width if count >= 0 else value_bytes < 0):
+            raise ValueError("a patch whose positions and values do not go together")
+        if at + _padded(4 * max(count, 0)) + value_bytes > len(data):
+            raise ValueError("a patch that is longer than its frame")
         positions = None
         if count >= 0:
             positions = np.frombuffer(data[at : at + 4 * count], np.uint32)

@@ -17,6 +17,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weighbridge.storage.digests import DIGESTS
 from weighbridge.storage.localdisk import TEMPORARY_SUFFIX
 from weighbridge.storage.replica.sealed import read_sealed, seal
 
@@ -151,4 +152,10 @@ def read_identity(path: Path) -> Identity | None:
     fields = read_sealed(path)
     if fields is None or fields.pop("format", None) != _FORMAT:
         return None
-    return Identity(**fields)
+    try:
+        identity = Identity(**fields)
+    except TypeError:
+        return None
+    texts = (identity.replica_id, identity.run_id, identity.base_digest, identity.digest_kind)
+    known = all(isinstance(text, str) for text in texts) and identity.digest_kind in DIGESTS
+    return identity if known and identity.copies in (1, 2) else None

@@ -21,7 +21,10 @@ def unseal(data: bytes) -> dict[str, Any] | None:
     digest, line_break, body = data[:64], data[64:65], data[65:]
     if line_break != b"\n" or chain_digest(body).encode() != digest:
         return None
-    fields = strict_json.parse(body)
+    try:
+        fields = strict_json.parse(body)
+    except ValueError:  # somebody sealed what we never write
+        return None
     return fields if isinstance(fields, dict) else None
 
 

@@ -77,15 +77,18 @@ class CopyState:
 def read_state(path: Path, *, replica_id: str, copy: str) -> CopyState | None:
     """The state of a replica's copy, or None when it is missing, garbage, or another replica's."""
     fields: dict[str, Any] | None = read_sealed(path)
-    if fields is None or (fields.pop("format", None), fields["replica_id"], fields["copy"]) != (
+    if fields is None or (fields.pop("format", None), fields.get("replica_id"), fields.get("copy")) != (
         _FORMAT,
         replica_id,
         copy,
     ):
         return None
-    fields["files"] = {name: FileMark(*mark) for name, mark in fields["files"].items()}
-    fields["parts"] = {PartKey(name, at): base64.b64decode(digest) for name, at, digest in fields["parts"]}
-    return CopyState(**fields)
+    try:
+        fields["files"] = {name: FileMark(*mark) for name, mark in fields["files"].items()}
+        fields["parts"] = {PartKey(name, at): base64.b64decode(digest) for name, at, digest in fields["parts"]}
+        return CopyState(**fields)
+    except (AttributeError, KeyError, TypeError, ValueError):  # sealed, and yet nothing that we write
+        return None
 
 
 def mark_file(path: Path, *, head: int | None) -> FileMark:

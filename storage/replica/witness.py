@@ -64,4 +64,7 @@ class Witness:
         fields = read_sealed(self._path)
         if fields is None or fields.pop("format", None) != _FORMAT:
             return None
-        return Seen(**fields)
+        try:
+            return Seen(**fields)
+        except TypeError:
+            return None

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from weighbridge.errors import UsageError
+from weighbridge.errors import StoreRefused, UsageError
+
+MOST_SMALL_BYTES = 1 << 30
+"""No object that is read whole is larger: a manifest of a million parts takes a quarter of it."""
+
+
+def too_large(key: str, label: str, nbytes: int) -> StoreRefused:
+    """What `get` raises for an object that nobody who writes here would have written."""
+    return StoreRefused(
+        f"{key} in {label} has {nbytes:,} bytes, and an object of its kind at most {MOST_SMALL_BYTES:,}: it is not "
+        "what was published. It was not read; restore it or audit the store."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,8 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """The whole of a small object. Raises ObjectMissing."""
+        """The whole of a small object. Raises ObjectMissing; StoreRefused for one of more than MOST_SMALL_BYTES, where
+        the store says so before it sends it."""
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:

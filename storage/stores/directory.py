@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit, UsageError
-from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, ObjectInfo, Store, Unfinished, too_large
 from weighbridge.storage.stores.keys import (
     TEMP_PREFIX,
     checked_create,
@@ -74,7 +74,14 @@ class DirectoryStore(Store):
 
     def get(self, key: str) -> bytes:
         """See Store."""
-        return self._read(key, lambda file: file.read())
+
+        def read(file: BinaryIO) -> bytes:
+            nbytes = os.fstat(file.fileno()).st_size
+            if nbytes > MOST_SMALL_BYTES:
+                raise too_large(key, self.url, nbytes)
+            return file.read()
+
+        return self._read(key, read)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""
@@ -143,6 +150,8 @@ class DirectoryStore(Store):
 
     def _write_temp(self, folder: Path, fill: Callable[[BinaryIO], object]) -> tuple[Path, os.stat_result]:
         """A synced temp file in `folder`, made if need be, and its status; none stays behind when filling it fails."""
+        if os.path.realpath(folder) != str(Path(os.path.realpath(self.root)) / folder.relative_to(self.root)):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))  # or we would write wherever a link leads
         temp = folder / temp_name()
         descriptor = _open_new(temp)
         try:
@@ -249,6 +258,11 @@ class DirectoryStore(Store):
                     f"{self.url} has no room for {key} ({nbytes} bytes): {reason}. What was there is untouched, and "
                     "nothing of it was written. Free some space, then do the same again."
                 ) from error
+            if error.errno == errno.ELOOP:
+                raise StoreRefused(
+                    f"{key} in {self.url} is a symbolic link, or lies behind one, and weighbridge makes none there. "
+                    "It was not followed; find out who made it."
+                ) from error
             if error.errno in _DENIED:
                 raise StoreRefused(
                     f"{self.url} does not let this process {verb} {key}: {reason}. Nothing was changed. Check the "
@@ -258,7 +272,9 @@ class DirectoryStore(Store):
 
 
 def _act(path: Path, action: Callable[[BinaryIO], T]) -> T:
-    with path.open("rb") as file:
+    # A root may be others' to write: a link would lead out of it, and opening a pipe would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a file")
         return action(file)

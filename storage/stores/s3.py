@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from botocore.parsers import ResponseParserError
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit, UsageError
-from weighbridge.storage.stores.contract import ObjectInfo, Unfinished
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, ObjectInfo, Unfinished, too_large
 from weighbridge.storage.stores.keys import checked_create, checked_key, checked_prefix
 from weighbridge.storage.stores.profile import Profile
 from weighbridge.storage.stores.remote import REPEATABLE, RemoteStore, Verb
@@ -96,10 +96,18 @@ class S3Store(RemoteStore[Any]):
         """See Store."""
         name = self.name(checked_key(key))
 
-        async def read(s3: Any) -> bytes:
-            return await _body(await s3.get_object(Bucket=self.bucket, Key=name))
+        async def read(s3: Any) -> tuple[int, bytes]:
+            reply = await s3.get_object(Bucket=self.bucket, Key=name)
+            nbytes = int(reply["ContentLength"])
+            if nbytes > MOST_SMALL_BYTES:
+                reply["Body"].close()
+                return nbytes, b""
+            return nbytes, await _body(reply)
 
-        return self.run(Verb("read", key), read, tries=REPEATABLE)
+        nbytes, data = self.run(Verb("read", key), read, tries=REPEATABLE)
+        if nbytes > MOST_SMALL_BYTES:
+            raise too_large(key, self.label, nbytes)
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""
