@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks
 
-.PHONY: help demo test fuzz soak test-stores test-engines demo-s3 lint bench dist clean
+.PHONY: help demo test test-fleet fuzz soak test-stores test-engines demo-s3 lint bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,10 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 	$(BIN)/weighbridge demo
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet"
+
+test-fleet: $(READY)  ## trainer ranks under torchrun, and what else takes many processes: at most 15 minutes
+	$(BIN)/python -m pytest -m fleet
 
 SEEDS ?= 2000
 FIRST ?= 0

@@ -88,10 +88,11 @@ class Checkpoint:
                 self._maps[place.file] = self._map(place.file)
         return self._maps[place.file][place.start : place.start + place.spec.nbytes]
 
-    def read(self, name: str) -> Bytes:
-        """A tensor's bytes in memory of their own: one-dimensional uint8. Raises CheckpointError for a cut file."""
+    def read(self, name: str, into: Bytes | None = None) -> Bytes:
+        """A tensor's bytes, in memory of their own or in `into`: one-dimensional uint8. Raises CheckpointError for a
+        cut file."""
         place = self.tensors[name]
-        data = np.empty(place.spec.nbytes, np.uint8)
+        data = np.empty(place.spec.nbytes, np.uint8) if into is None else into
         with (self.folder / place.file).open("rb", buffering=0) as file:
             filled = 0
             while filled < data.size:

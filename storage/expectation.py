@@ -45,12 +45,21 @@ class Expectation:
         return any(fnmatchcase(name, pattern) for pattern in self.unchanged)
 
 
+@dataclass(frozen=True, slots=True)
+class Come:
+    """What came on one rank: the names as they were exported, and the digests of tied tensors."""
+
+    names: frozenset[str]
+    digests: Mapping[str, bytes]
+
+
 class Tally:
     """Takes in what came, one tensor after the other, and remembers everything that is wrong. One thread, one push."""
 
     def __init__(self, expect: Expectation) -> None:
         self._expect = expect
         self._came: set[str] = set()
+        self._elsewhere: frozenset[str] = frozenset()
         self._extra: list[str] = []
         self._twice: list[str] = []
         self._unfit: list[str] = []
@@ -100,10 +109,28 @@ class Tally:
         """Records the digest of the bytes that came under this name, once converted to the base's dtype."""
         self._digests[name] = digest
 
+    @property
+    def brought(self) -> frozenset[str]:
+        """The stored names that came, whatever they were."""
+        return frozenset(name for name in self._came if name in self._expect.specs)
+
+    def come(self) -> "Come":
+        """What came here, for the other ranks of the trainer."""
+        return Come(frozenset(self._came), dict(self._digests))
+
+    def join(self, others: Iterable["Come"]) -> None:
+        """Takes in what came on other ranks: a tensor is missing only when it came on none."""
+        for other in others:
+            self._elsewhere |= other.names
+            for name, digest in other.digests.items():
+                self._digests.setdefault(name, digest)
+
     def settle(self) -> None:
         """Everything came: raises GatherError, naming all that is wrong, unless nothing is."""
         missing = [
-            name for name in self._expect.specs if name not in self._came and not self._expect.may_stay_away(name)
+            name
+            for name in self._expect.specs
+            if name not in self._came and name not in self._elsewhere and not self._expect.may_stay_away(name)
         ]
         untied = [self._untied(alias, name) for alias, name in self._expect.aliases.items() if alias in self._digests]
         sections = [
@@ -123,7 +150,8 @@ class Tally:
 
     def _untied(self, alias: str, name: str) -> str:
         if name not in self._digests:
-            return f"{alias}: {name} did not come, so they cannot be compared" if name not in self._came else ""
+            came = name in self._came or name in self._elsewhere
+            return "" if came else f"{alias}: {name} did not come, so they cannot be compared"
         return "" if self._digests[alias] == self._digests[name] else f"{alias}: its bytes differ from those of {name}"
 
     def _hints(self, missing: list[str]) -> Iterable[str]:

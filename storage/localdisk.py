@@ -53,6 +53,10 @@ class Disk(Protocol):
         """Writes bytes into a file that is there. Not synced."""
         ...
 
+    def reserve(self, path: Path, offset: int, nbytes: int) -> None:
+        """Takes the blocks of a stretch of a file that is there, so that writing to it later cannot lack room."""
+        ...
+
     def sync(self, path: Path) -> None:
         """Waits until a file's bytes are on the medium."""
         ...
@@ -146,6 +150,11 @@ class LocalDisk:
             while left:
                 written = os.pwrite(file, left, offset)
                 left, offset = left[written:], offset + written
+
+    def reserve(self, path: Path, offset: int, nbytes: int) -> None:
+        """See Disk."""
+        with _room(path), _opened(path, os.O_WRONLY) as file:
+            os.posix_fallocate(file, offset, nbytes)
 
     def sync(self, path: Path) -> None:
         """See Disk."""

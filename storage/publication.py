@@ -37,7 +37,8 @@ class Publication:
         started = time.perf_counter()
         try:
             self.manifest = self.publisher.commit(self.attempt, self.labels)
-        except BaseException:
+        except BaseException as failure:
+            self.attempt.round.fail(failure)
             self.publisher.discard(self.attempt)  # not while its outcome is in doubt
             raise
         finally:
@@ -50,9 +51,11 @@ class Publication:
         """Runs the store's own step after a publish. Raises StoreError; the version stands all the same."""
         self.hooks.published(self.publisher.store.url, self.attempt.version)
 
-    def give_up(self) -> None:
+    def give_up(self, failure: BaseException | None = None) -> None:
         """Takes back what was uploaded, if the commit was never sent; the store is as it was before this push."""
         if not self.settled.is_set():
+            if failure is not None:
+                self.attempt.round.fail(failure)
             self.publisher.discard(self.attempt)
             self.settled.set()
 
@@ -61,4 +64,4 @@ class Publication:
         failure = outcome.exception()
         if failure is not None:
             self.feed.fail(failure)
-        self.give_up()
+        self.give_up(failure)

@@ -1,8 +1,8 @@
 """A run's writer: holds the snapshot of what was committed last, opens attempts against it, and advances it only when a
 commit is settled, by the very patches that hosts apply, proven before the commit. Knows neither Prefect nor torch."""
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -12,26 +12,25 @@ from weighbridge.errors import (
     DigestMismatch,
     ManifestCorrupt,
     ObjectMissing,
+    RankLost,
     StoreRefused,
-    UsageError,
     VersionRetired,
     WriterOvertaken,
 )
 from weighbridge.storage.attempt import Attempt, Snapshot
-from weighbridge.storage.checkpoint import Checkpoint
-from weighbridge.storage.claim import claim
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.lineage import Lineage
-from weighbridge.storage.localdisk import PRIVATE_FOLDER, Disk
+from weighbridge.storage.localdisk import Disk
 from weighbridge.storage.manifest import manifest_key, shard_key
 from weighbridge.storage.next_state import NextState
 from weighbridge.storage.peers.export import Export
+from weighbridge.storage.ranks import FIRST, Ranks, Round
+from weighbridge.storage.replica.image import ShareImage
 from weighbridge.storage.replica.patching import Deltas, Proven, prove
-from weighbridge.storage.resume import first_snapshot
-from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust
+from weighbridge.storage.share import Share
+from weighbridge.storage.signing import Signer
 from weighbridge.storage.state import advance, state_digest
 from weighbridge.storage.stores.contract import Store
-from weighbridge.storage.stores.probe import probe
 from weighbridge.storage.transfer import fetch_object
 from weighbridge.storage.ways import explain_missing
 from weighbridge.values import Label, Manifest, PartKey, ShardInfo, TensorSpec
@@ -39,13 +38,25 @@ from weighbridge.values import Label, Manifest, PartKey, ShardInfo, TensorSpec
 log = structlog.get_logger("weighbridge.publisher")
 
 _TAKE_OVER_TRIES = 8
-_OPEN_TRIES = 4
+_LOST, _UNKNOWN = "lost", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What the first rank tells the others of an attempt."""
+
+    commit_id: str
+    parent: int
+    parent_digest: str
+    reigns: bool
 
 
 class Publisher:
     """Not thread-safe: one push at a time. An attempt's `encode` and `upload` may run in many threads.
 
-    `version` is the newest version that this writer knows and holds in its snapshot.
+    `version` is the newest version that this writer knows and holds in its snapshot. With several ranks each has one of
+    these and its share of the snapshot; `begin` and `commit` are called by all of them, and the first one commits.
+    `owners` says which rank publishes which tensor, once a push has settled that.
     """
 
     def __init__(
@@ -63,10 +74,15 @@ class Publisher:
         trainable: Sequence[str] = (),
         signer: Signer | None = None,
         exports: Sequence[Export] = (),
+        ranks: Ranks,
+        share: Share,
     ) -> None:
         self._signer = signer
         self._exports = tuple(exports)
         self._trainable = tuple(trainable)
+        self.ranks = ranks
+        self.owners: dict[str, int] = {}
+        self._share = share
         self.store = store
         self.lineage = lineage
         self.writer = writer
@@ -77,6 +93,7 @@ class Publisher:
         self._clock = clock
         self._threads = threads
         self._unsettled: Attempt | None = None
+        self._reported: Attempt | None = None  # whose shards the first rank may commit, or has
         self._advanced: dict[PartKey, str] = {}  # by which manifest; an advance that was cut short goes on
         self._overtaken: WriterOvertaken | None = None
         self._reigns = False  # whether the newest version is this writer's own, so that another's above it overtakes us
@@ -92,6 +109,11 @@ class Publisher:
         return self._snapshot.manifest.run_id
 
     @property
+    def digest_kind(self) -> str:
+        """How parts are digested in this run."""
+        return self._snapshot.manifest.digest_kind
+
+    @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """The base's tensors by name: what every push must match."""
         return self._snapshot.image.specs
@@ -105,8 +127,31 @@ class Publisher:
         """Opens an attempt at the next version, once nothing of an earlier one is in doubt.
 
         Raises WriterOvertaken for ever after another writer took over, CommitStateUnknown while an earlier commit
-        cannot be settled.
+        cannot be settled; on every rank what any of them raises.
         """
+        shared = self.ranks.round()
+        try:
+            if self.ranks.rank == FIRST:
+                self._come_to_rest()
+                attempt = self._attempt(shared)
+                parent = self._snapshot.manifest
+                shared.post("begun", _Begun(attempt.commit_id, parent.version, parent.digest, self._reigns))
+                return attempt
+            begun: _Begun = shared.take("begun", FIRST)
+            if self._snapshot.manifest.digest != begun.parent_digest:
+                self.follow(upto=begun.parent)  # an earlier commit that was in doubt, or another writer's
+            if self._snapshot.manifest.digest != begun.parent_digest:
+                raise ManifestCorrupt(
+                    f"rank {self.ranks.rank} is at version {self.version} of another history than rank {FIRST}. "
+                    "Nothing was published; start the trainer again."
+                )
+            self._reigns = begun.reigns
+            return self._attempt(shared, begun.commit_id)
+        except BaseException as failure:
+            shared.fail(failure)
+            raise
+
+    def _come_to_rest(self) -> None:
         if self._overtaken is not None:
             raise self._overtaken
         if self._unsettled is not None:
@@ -122,6 +167,8 @@ class Publisher:
             if self._reigns:
                 raise self._stop(self.version + 1)
             self.follow()
+
+    def _attempt(self, shared: Round, commit_id: str | None = None) -> Attempt:
         return Attempt(
             store=self.store,
             snapshot=self._snapshot,
@@ -132,24 +179,54 @@ class Publisher:
             clock=self._clock,
             trainable=self._trainable,
             signer=self._signer,
+            ranks=self.ranks,
+            shared=shared,
+            commit_id=commit_id,
+            hold=lambda names: self._share.hold(self._snapshot, names),
         )
 
     def commit(self, attempt: Attempt, labels: Mapping[str, Label]) -> Manifest:
-        """Proves the attempt's shards, commits it, and advances the snapshot.
+        """Proves the attempt's shards, commits it, and advances the snapshot. Labels are the first rank's.
 
         Raises CommitConflict when another writer committed this version first (nothing of ours is visible; a later
-        push follows it), WriterOvertaken when that writer took the run over, CommitStateUnknown when no answer came.
+        push follows it), WriterOvertaken when that writer took the run over, CommitStateUnknown when no answer came;
+        GatherError when ranks have different bytes of one tensor.
         """
-        manifest = attempt.seal(labels)
         # What hosts will decode is decoded here before anybody can see it: a wrong delta is never committed.
-        for _ in self._prove(manifest, attempt.path):
+        for _ in self._prove(attempt.own(), attempt.path):
             pass
-        return self._settle(attempt)
+        if self.ranks.rank != FIRST:
+            return self._commit_with_first(attempt)
+        for rank in range(1, self.ranks.size):
+            attempt.adopt(attempt.round.take("report", rank))
+        attempt.agree()
+        attempt.seal(labels)
+        manifest = self._settle(attempt)
+        attempt.round.post("outcome", manifest)
+        return manifest
+
+    def _commit_with_first(self, attempt: Attempt) -> Manifest:
+        report = attempt.report()
+        attempt.round.check()
+        self._reported = attempt  # from here on the first rank decides what becomes of its shards
+        attempt.round.post("report", report)
+        outcome: Manifest | str = attempt.round.take("outcome", FIRST, heed=False)
+        if isinstance(outcome, str):
+            self._reported = attempt if outcome == _UNKNOWN else None
+            attempt.round.check()
+            raise RankLost(f"rank {FIRST} did not commit version {attempt.version}, and did not say why.")
+        self._reigns = True
+        self._advance(outcome, attempt.path)
+        attempt.discard(uploaded=False)
+        return outcome
 
     def discard(self, attempt: Attempt) -> None:
         """Gives an attempt up: the store is as it was before it. One whose commit is in doubt is kept for settling."""
-        if attempt is not self._unsettled:
-            attempt.discard(uploaded=True)
+        in_doubt = attempt is self._unsettled
+        if self.ranks.rank == FIRST:
+            attempt.round.post("outcome", _UNKNOWN if in_doubt else _LOST)
+        if not in_doubt:
+            attempt.discard(uploaded=attempt is not self._reported)
 
     def take_over(self) -> Manifest | None:
         """Commits an empty version when another writer's is the newest: from then on that writer is overtaken.
@@ -199,10 +276,11 @@ class Publisher:
         log.info("committed", run=self.run_id, version=manifest.version, wire_bytes=manifest.wire_bytes)
         return manifest
 
-    def follow(self) -> None:
-        """Brings the snapshot up to the store's head, over the versions that other writers committed."""
-        for manifest in self.lineage.walk(self.version, self.lineage.head()):
-            paths = {shard: self._spool / shard.name for shard in manifest.shards}
+    def follow(self, *, upto: int | None = None) -> None:
+        """Brings the snapshot up to the store's head (or a version), over what other writers committed."""
+        for manifest in self.lineage.walk(self.version, self.lineage.head() if upto is None else upto):
+            needed = {row.shard for row in manifest.rows if self._snapshot.image.holds(row.key.tensor)}
+            paths = {shard: self._spool / shard.name for n, shard in enumerate(manifest.shards) if n in needed}
             for shard, path in paths.items():
                 try:
                     fetch_object(
@@ -225,8 +303,9 @@ class Publisher:
 
     def _prove(self, manifest: Manifest, path_of: Callable[[ShardInfo], Path]) -> Iterator[Proven]:
         deltas = Deltas([manifest], lambda _, shard: path_of(shard))
-        due = [key for key in deltas.keys if self._advanced.get(key) != manifest.digest]
-        return prove(self._snapshot.image, deltas, digest_kind=manifest.digest_kind, threads=self._threads, keys=due)
+        image = self._snapshot.image
+        due = [k for k in deltas.keys if image.holds(k.tensor) and self._advanced.get(k) != manifest.digest]
+        return prove(image, deltas, digest_kind=manifest.digest_kind, threads=self._threads, keys=due)
 
     def _advance(self, manifest: Manifest, path_of: Callable[[ShardInfo], Path]) -> None:
         self._check(manifest)
@@ -236,6 +315,9 @@ class Publisher:
                 f"version {manifest.version} claims another state than its rows lead to. The snapshot stays at version "
                 f"{self.version}; audit the store."
             )
+        if self.owners and isinstance(image := self._snapshot.image, ShareImage):
+            # What moved to another rank is in that one's shards, and its snapshot's to keep.
+            image.keep_only({name for name, owner in self.owners.items() if owner == self.ranks.rank})
         for export in self._exports:  # before the bytes that they start from are written over
             next_state = NextState(self._snapshot.image, manifest, path_of)
             export.write(
@@ -248,6 +330,7 @@ class Publisher:
             self._snapshot.image.scatter(proven.key, proven.patches)
             self._advanced[proven.key] = manifest.digest
         self._snapshot = Snapshot(manifest, self._snapshot.image, digests)
+        self._share.rest()
 
     def _check(self, manifest: Manifest) -> None:
         """Whether a manifest goes on from the snapshot: its parent, and every part as it is here."""
@@ -273,81 +356,3 @@ class Publisher:
             "one that should go on, start it again: it takes over by itself."
         )
         return self._overtaken
-
-
-def open_publisher(
-    store: Store,
-    checkpoint: Checkpoint,
-    *,
-    run_id: str | None,
-    digest_kind: str,
-    aliases: Mapping[str, str],
-    spool: Path,
-    disk: Disk,
-    clock: Clock,
-    threads: int,
-    replica: Path | None = None,
-    trainable: Sequence[str] = (),
-    signer: Signer | None = None,
-    trust: Trust | None = None,
-    exports: Sequence[Export] = (),
-) -> Publisher:
-    """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot, by
-    the shortest way from the base, an anchor, or a `replica` on this machine that proves equal.
-
-    `trainable` are patterns of the tensors that may change; another that does is told, and published all the same.
-    `exports` are neighbours' layouts, written after each commit. With a `signer` every version is signed, and only
-    versions signed by its key (or those of `trust`) are gone on from.
-    Holds one copy of the model in memory from then on. Raises StoreUnfit, ForeignRun, CheckpointError, VersionRetired,
-    NotTrusted, StoreError, UsageError for a run that cannot be signed.
-    """
-    if signer is not None and trust is None:
-        trust = Trust((signer.public,))
-    probe(store, clock=clock)
-    writer = uuid.uuid4().hex
-    run, base = claim(
-        store,
-        checkpoint,
-        run_id=run_id,
-        digest_kind=digest_kind,
-        writer=writer,
-        aliases=aliases,
-        clock=clock,
-        signer=signer,
-    )
-    if signer is not None and run.digest_kind != SIGNED_DIGEST:
-        raise UsageError(
-            f"run {run.run_id} has {run.digest_kind} digests, which an enemy can forge: signing needs {SIGNED_DIGEST}. "
-            "Nothing was published; sign a fresh root from its first version on."
-        )
-    lineage = Lineage(store, trust=trust)
-    disk.make_folder(spool, mode=PRIVATE_FOLDER)
-    for attempt in range(1, _OPEN_TRIES + 1):
-        publisher = Publisher(
-            store=store,
-            lineage=lineage,
-            snapshot=first_snapshot(
-                lineage, base, replica=replica, spool=spool, disk=disk, clock=clock, threads=threads
-            ),
-            aliases=aliases,
-            writer=writer,
-            spool=spool,
-            disk=disk,
-            clock=clock,
-            threads=threads,
-            trainable=trainable,
-            signer=signer,
-            exports=exports,
-        )
-        for export in exports:
-            export.begin(publisher.version, publisher.specs)
-        try:
-            publisher.follow()
-        except VersionRetired as error:
-            if attempt == _OPEN_TRIES:
-                raise
-            log.warning("a way to the head was closed, opening again", error=str(error))
-        else:
-            log.info("opened", run=run.run_id, version=publisher.version, writer=writer, store=store.url)
-            return publisher
-    raise AssertionError("the loop ends by returning or raising")

@@ -1,12 +1,14 @@
 """Gather: from what a trainer pushes to a stream of checked byte arrays in the base's dtypes. Runs in the caller's own
-thread. Must not know stores, versions or Prefect, and must not hold more than one tensor's copy."""
+thread. Must not know stores, versions or Prefect, and must not hold more than one tensor's copy, or two buckets of
+those that are spread over ranks."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
 
@@ -14,13 +16,13 @@ from weighbridge.errors import GatherError, UsageError
 from weighbridge.storage.checkpoint import Checkpoint, open_checkpoint
 from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.expectation import Expectation, Tally
-from weighbridge.tasks.host_bytes import HostBytes, Memories, Unreadable, describe, memory_of, whole
+from weighbridge.tasks.host_bytes import HostBytes, Memories, Unreadable, describe, is_spread, memory_of, whole
+from weighbridge.tasks.sharing import Gathered, Sharing, alone
+from weighbridge.tasks.spread import put_together
 from weighbridge.values import TensorSpec
 
 if TYPE_CHECKING:
     import torch
-
-    from weighbridge.storage.codecs.contract import Bytes
 
 Source: TypeAlias = Union[
     "torch.nn.Module", Mapping[str, object], Iterable[tuple[str, object]], str, "os.PathLike[str]", Checkpoint
@@ -31,105 +33,117 @@ or numpy's."""
 _COMPARE = "xxh3-128"
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """One tensor: what it is, and its bytes (one-dimensional uint8, contiguous, read-only, `spec.nbytes` long).
-
-    `stable` says how long they stay as they are: until the push returns (a copy of their own, or memory of a model that
-    the caller leaves alone until then), or, when it is False, only until the next one is asked for, since a generator
-    may fill the same buffer again.
-    """
-
-    spec: TensorSpec
-    data: Bytes
-    stable: bool
-
-    @property
-    def name(self) -> str:
-        """The stored name."""
-        return self.spec.name
-
-    def lasting(self) -> Bytes:
-        """The bytes, copied unless they are stable: for a consumer that asks for the next one before it is done."""
-        return self.data if self.stable else self.data.copy()
-
-
-def gather(source: Source, expect: Expectation) -> Iterator[Gathered]:
-    """Yields every tensor that came, once, in the source's order; tied names are compared and dropped.
+def gather(source: Source, expect: Expectation, sharing: Sharing | None = None) -> Iterator[Gathered]:
+    """Yields every tensor that this rank publishes, once; tied names are compared and dropped.
 
     Modules (parameters and buffers, as `state_dict()` has them), state dicts, lists and folders are checked as a whole
-    before the first tensor is yielded, an iterator while it runs; it is always run to its end, so that the error names
-    everything. fp32, bf16 and fp16 become the base's dtype as torch converts them (to nearest even; what is too large
-    for fp16 becomes infinite); all else must be the base's already. Raises GatherError, CheckpointError for a folder,
-    UsageError for something that cannot be pushed.
+    before the first tensor is yielded, and come in the order of their names; an iterator is checked while it runs, in
+    its own order, and is always run to its end, so that the error names everything and no other rank waits for us.
+    fp32, bf16 and fp16 become the base's dtype as torch converts them (to nearest even; what is too large for fp16
+    becomes infinite); all else must be the base's already. Raises GatherError, CheckpointError for a folder, UsageError
+    for something that cannot be pushed.
     """
+    divided = sharing or alone(expect.specs)
     if isinstance(source, Checkpoint):
-        return _from_checkpoint(source, expect)
+        return _from_checkpoint(source, expect, divided)
     if isinstance(source, str | os.PathLike):
-        return _from_checkpoint(open_checkpoint(Path(source)), expect)
+        return _from_checkpoint(open_checkpoint(Path(source)), expect, divided)
     if _is_module(source):
-        return _from_pairs(list(source.state_dict().items()), expect)
+        return _from_entries(_entries(source.state_dict().items()), expect, divided)
     if isinstance(source, Mapping):
-        return _from_pairs(_Items(source), expect)
+        return _from_entries([(name, partial(source.__getitem__, name)) for name in source], expect, divided)
     if isinstance(source, Sequence | ItemsView):
-        return _from_pairs(source, expect)
+        return _from_entries(_entries(source), expect, divided)
     if isinstance(source, Iterable):
-        return _from_stream(source, expect)
+        return _from_stream(source, expect, divided)
     raise UsageError(
         f"{type(source).__name__} cannot be pushed: give a module, a state dict, (name, tensor) pairs or a checkpoint "
         "folder. Nothing was published."
     )
 
 
-class _Items:
-    """A mapping's pairs, fetched anew on each run, so that a mapping that loads on demand is never held whole."""
-
-    def __init__(self, mapping: Mapping[str, object]) -> None:
-        self._mapping = mapping
-
-    def __iter__(self) -> Iterator[tuple[str, object]]:
-        return iter(self._mapping.items())
+_Entries: TypeAlias = Sequence[tuple[str, Callable[[], object]]]
+"""Names, and what fetches each value anew, so that a mapping that loads on demand is never held whole."""
 
 
-def _from_pairs(pairs: Iterable[object], expect: Expectation) -> Iterator[Gathered]:
-    """Two runs over what can be run over twice: all checks, then the bytes."""
+def _entries(pairs: Iterable[object]) -> _Entries:
+    return [(name, lambda value=value: value) for name, value in map(_pair, pairs)]  # type: ignore[misc]
+
+
+def _from_entries(entries: _Entries, expect: Expectation, sharing: Sharing) -> Iterator[Gathered]:
+    """Two runs over what can be run over twice: all checks, then the bytes, in the order of names on every rank."""
     tally, reader = Tally(expect), HostBytes()
     memories = Memories()
     compared: list[tuple[str, object]] = []
-    for name, value in map(_pair, pairs):
+    spread: set[str] = set()
+    for name, fetch in entries:
+        value = fetch()
         _admit(tally, name, value, memories)
+        if is_spread(value):
+            spread.add(name)
         if tally.needs_digest(name):
             compared.append((name, value))
+        del value
     if tally.sound:
-        _compare(tally, reader, expect, dict(compared))
-    tally.settle()
+        _compare(tally, reader, expect, dict(compared), sharing)
+    sharing.agree(tally)
     del compared, memories
-    for name, value in map(_pair, pairs):
-        spec = expect.specs.get(name)
-        if spec is not None:
-            yield _gathered(reader, spec, value, stable=True)
-        del value  # a mapping that loads on demand may need its room for the next one
+    ordered = sorted((entry for entry in entries if entry[0] in expect.specs), key=itemgetter(0))
+    for name, fetch in ordered:
+        if name not in spread:
+            item = _gathered(reader, expect.specs[name], fetch(), stable=True)
+            if sharing.is_mine(name):
+                yield item
+            else:
+                sharing.let_go(item)
+            del item
+    yield from _from_spread(((expect.specs[name], fetch()) for name, fetch in ordered if name in spread), sharing)
 
 
-def _from_stream(pairs: Iterable[object], expect: Expectation) -> Iterator[Gathered]:
+def _from_spread(values: Iterator[tuple[TensorSpec, object]], sharing: Sharing) -> Iterator[Gathered]:
+    """Distributed tensors; equal on all ranks by their making. The collectives go on after a failure of ours, for the
+    other ranks are in them too."""
+    reader, failure = HostBytes(), None
+    for spec, value in put_together(values, wanted=sharing.is_mine):
+        if failure is None:
+            try:
+                item = _gathered(reader, spec, value, stable=True)
+            except Exception as error:  # noqa: BLE001 - raised below, once nobody waits for this rank
+                failure = error
+            else:
+                yield item
+    if failure is not None:
+        raise failure
+
+
+def _from_stream(pairs: Iterable[object], expect: Expectation, sharing: Sharing) -> Iterator[Gathered]:
     """One run, checked as it goes. After a fault nothing more is yielded, and the rest is still run and checked."""
     tally, reader = Tally(expect), HostBytes()
     memories = Memories()
-    for name, value in map(_pair, pairs):
-        value = whole(value)  # before any check: the other ranks are in this collective too
-        spec = _admit(tally, name, value, memories)
-        if spec is None or not tally.sound:
-            continue
-        item = _gathered(reader, spec, value, stable=False)
-        if tally.needs_digest(name):
-            tally.prove(name, digest_bytes(_COMPARE, item.data.data))
-        if name in expect.specs:
-            yield item
+    sharing.expect_a_stream()
+    failure: Exception | None = None
+    for item in pairs:  # what the source itself raises ends it, and this
+        try:
+            name, value = _pair(item)
+            value = whole(value)  # before any check: the other ranks are in this collective too
+            spec = _admit(tally, name, value, memories) if failure is None else None
+            if spec is not None and tally.sound:
+                found = _gathered(reader, spec, value, stable=False)
+                if tally.needs_digest(name):
+                    tally.prove(name, digest_bytes(_COMPARE, found.data.data))
+                if name in expect.specs:
+                    yield from sharing.offer(found)
+                del found
+        except Exception as error:  # noqa: BLE001 - raised below, once the source was run to its end
+            failure = failure or error
         del item, value
-    tally.settle()
+    if failure is not None:
+        raise failure
+    sharing.agree(tally)
+    yield from sharing.rest()
 
 
-def _from_checkpoint(checkpoint: Checkpoint, expect: Expectation) -> Iterator[Gathered]:
+def _from_checkpoint(checkpoint: Checkpoint, expect: Expectation, sharing: Sharing) -> Iterator[Gathered]:
     """A folder's tensors, read into memory of their own: a file cut short meanwhile is an error, not a signal."""
     tally, reader = Tally(expect), HostBytes()
     wanted = {name: tally.admit(name, spec.dtype, spec.shape) for name, spec in checkpoint.specs().items()}
@@ -146,10 +160,14 @@ def _from_checkpoint(checkpoint: Checkpoint, expect: Expectation) -> Iterator[Ga
     if tally.sound:
         for name in filter(tally.needs_digest, wanted):
             tally.prove(name, digest_bytes(_COMPARE, read(name).data.data))
-    tally.settle()
+    sharing.agree(tally)
     for name in wanted:
-        if name in expect.specs:
+        if name not in expect.specs:
+            continue
+        if sharing.is_mine(name):
             yield read(name)
+        else:
+            sharing.let_go(read(name))
 
 
 def _admit(tally: Tally, name: str, value: object, memories: Memories) -> TensorSpec | None:
@@ -166,22 +184,24 @@ def _admit(tally: Tally, name: str, value: object, memories: Memories) -> Tensor
     return spec
 
 
-def _compare(tally: Tally, reader: HostBytes, expect: Expectation, values: Mapping[str, object]) -> None:
+def _compare(
+    tally: Tally, reader: HostBytes, expect: Expectation, values: Mapping[str, object], sharing: Sharing
+) -> None:
     """Proves tied tensors equal: by being the same memory, or else by digest."""
-    for alias, stored in expect.aliases.items():
-        if alias not in values:
-            continue
-        memory = memory_of(values[alias])
-        if stored in values and memory is not None and memory == memory_of(values[stored]):
+    for alias, stored in sorted(expect.aliases.items()):
+        if alias not in values and (sharing.size == 1 or stored not in values):
+            continue  # with more ranks the alias may be on another one
+        memory = memory_of(values.get(alias))
+        if stored in values and memory is not None and memory == memory_of(values[stored]) and sharing.size == 1:
             continue
         for name in (alias, stored):
             if name in values:
-                data = _gathered(reader, expect.specs[stored], values[name], stable=True).data
+                data = _gathered(reader, expect.specs[stored], whole(values[name]), stable=True).data
                 tally.prove(name, digest_bytes(_COMPARE, data.data))
 
 
 def _gathered(reader: HostBytes, spec: TensorSpec, value: object, *, stable: bool) -> Gathered:
-    data, copied = reader.read(whole(value), spec.dtype)
+    data, copied = reader.read(value, spec.dtype)
     if data.size != spec.nbytes:
         raise GatherError(
             f"{spec.name}: {data.size} bytes came where {spec.nbytes} were announced: it changed while it was pushed. "

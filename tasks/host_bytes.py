@@ -48,6 +48,24 @@ def whole(value: object) -> object:
     return together
 
 
+def is_spread(value: object) -> bool:
+    """Whether a tensor is spread over ranks, so that reading it whole is a collective."""
+    return is_tensor(value) and _is_spread(value)
+
+
+def in_dtype(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A tensor in the dtype of that safetensors name, its own or one of CASTABLE for another. Raises TypeError."""
+    import torch
+
+    have = _NAMES[str(tensor.dtype)]
+    if have == dtype:
+        return tensor
+    if not {dtype, have} <= CASTABLE:
+        raise TypeError(f"{tensor.dtype} is not converted to {dtype}")
+    found: torch.Tensor = tensor.to(getattr(torch, _TORCH_NAMES[dtype]))
+    return found
+
+
 def describe(value: object) -> tuple[str, tuple[int, ...]]:
     """Dtype, by its safetensors name, and shape, without touching a byte. Raises Unreadable."""
     if isinstance(value, np.ndarray):
@@ -136,11 +154,7 @@ class HostBytes:
     def _read_tensor(self, value: torch.Tensor, dtype: str) -> tuple[Bytes, bool]:
         import torch
 
-        tensor = value.detach()
-        if _NAMES[str(tensor.dtype)] != dtype:
-            if not {dtype, _NAMES[str(tensor.dtype)]} <= CASTABLE:
-                raise TypeError(f"{tensor.dtype} is not converted to {dtype}")
-            tensor = tensor.to(getattr(torch, _TORCH_NAMES[dtype]))
+        tensor = in_dtype(value.detach(), dtype)
         flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         if flat.device.type == "cuda":
             return self._from_cuda(flat), True

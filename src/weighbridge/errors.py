@@ -35,7 +35,8 @@ WeighbridgeError                     1
 │   └── DiskFull (OSError)          12   no room; the last good version is kept
 ├── EngineError (RuntimeError)      13   the engine refused, failed, or did not answer
 ├── OrchestrationError (RuntimeError) 14 Prefect could not be reached or could not run what it was asked
-└── SyncIncomplete (RuntimeError)   15   published, but fewer hosts serve it than the policy asks for
+├── SyncIncomplete (RuntimeError)   15   published, but fewer hosts serve it than the policy asks for
+└── RankLost (TimeoutError)         17   a rank of the trainer did not do its part in time
 """
 
 import re
@@ -224,3 +225,9 @@ class SyncIncomplete(WeighbridgeError, RuntimeError):
     def __init__(self, message: str, *, result: object = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+class RankLost(WeighbridgeError, TimeoutError):
+    """A rank of the trainer did not do its part in time; every rank takes part in every push."""
+
+    exit_code = 17

@@ -20,6 +20,7 @@ from pydantic_settings import (
 
 from weighbridge.errors import UsageError
 from weighbridge.storage.peers.registry import LAYOUTS
+from weighbridge.storage.replica.room import Kind
 from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust, read_signer, read_trust
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
@@ -72,6 +73,12 @@ class Settings(BaseSettings):
     shard_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
     threads: int = Field(default=0, ge=0)
     spool: Path | None = None
+    snapshot: Kind = "memory"  # "mmap" keeps a writer's copy of the model in a file in its spool
+    # with torch.distributed: all ranks push together, or this one alone; how long one waits for another, and how long
+    # one whose source failed waits for the others to come out of theirs before it breaks the collectives they hang in
+    ranks: Literal["all", "alone"] = "all"
+    rank_deadline: float = Field(default=600.0, gt=0)
+    rank_grace: float = Field(default=30.0, gt=0)
     home: Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())] = Field(
         default_factory=default_home
     )

@@ -3,14 +3,16 @@ thread; everything else runs in a thread of its own, so that the trainer's event
 """
 
 import math
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from weighbridge import logs
 from weighbridge.errors import CommitConflict, SyncIncomplete, UsageError, WriterOvertaken
@@ -25,16 +27,23 @@ from weighbridge.storage.expectation import Expectation
 from weighbridge.storage.feed import Feed, FeedBroken
 from weighbridge.storage.localdisk import LocalDisk
 from weighbridge.storage.manifest import check_labels
+from weighbridge.storage.open_publisher import open_publisher
 from weighbridge.storage.peers.contract import Writing
 from weighbridge.storage.peers.export import Export
 from weighbridge.storage.peers.registry import get_layout
 from weighbridge.storage.publication import Publication
-from weighbridge.storage.publisher import Publisher, open_publisher
+from weighbridge.storage.publisher import Publisher
+from weighbridge.storage.ranks import FIRST, Alone, Ranks, Round
 from weighbridge.storage.records import SERVED, SUPERSEDED
 from weighbridge.storage.spools import spool_folder
 from weighbridge.storage.stores import open_store
 from weighbridge.tasks.gather import Source, gather
+from weighbridge.tasks.publish_here import publish_here
+from weighbridge.tasks.sharing import Sharing
+from weighbridge.tasks.torch_ranks import as_message, ranks_of_process
 from weighbridge.values import HostOutcome, Label, PushResult
+
+T = TypeVar("T")
 
 _CONFLICT_TRIES = 3
 
@@ -66,9 +75,13 @@ class WeightSync:
     `weighbridge.settings.Settings` (run, aliases, unchanged, digest, policy, sync_deadline, threads, ...); what is not
     given comes from `WEIGHBRIDGE_*` and the configuration files. Raises UsageError at once for what cannot be right.
 
-    One copy of the model stays in memory from `warm` or the first push on. A trainer that resumes makes it from the
-    base or an anchor and the deltas after it; with `replica=` the folder of a replica on this machine is read instead,
-    where that is shorter and it proves equal.
+    Where torch.distributed is initialised, every rank makes one and calls `warm`, `push` and `close` in the same order;
+    each publishes the tensors that it alone brings and its part of those that several do, and the first one commits and
+    talks to Prefect. `ranks="alone"` is for a trainer of which one rank pushes everything.
+
+    One copy of the model (with ranks, of this one's part) is kept from `warm` or the first push on: in memory, or with
+    `snapshot="mmap"` in a file. A trainer that resumes makes it from the base or an anchor and the deltas after it;
+    with `replica=` a replica's folder on this machine is read instead, where that is shorter and it proves equal.
     """
 
     def __init__(
@@ -87,6 +100,7 @@ class WeightSync:
             self._settings.hosts, self._settings.required, self._settings.sync_deadline, self._settings.cutover
         )
         self._lanes = Lanes(self._settings.home)
+        self._ranks: Ranks | None = None
         self._publisher: Publisher | None = None
         self._spools = ExitStack()
         self._last: PendingPush | None = None
@@ -102,6 +116,13 @@ class WeightSync:
         publisher = self._at_rest()
         publisher.take_over()
         warm_kernels()
+        shared = publisher.ranks.round()
+        if publisher.ranks.rank != FIRST:
+            self._heard(shared)
+        else:
+            self._told(shared, lambda: self._roll_out(publisher))
+
+    def _roll_out(self, publisher: Publisher) -> None:
         if self._settings.hosts:
             store, run, version = publisher.store, publisher.run_id, publisher.version
             outcome = self._lanes.submit(lambda: run_rollout(store, run, version, self._options)).result()
@@ -130,7 +151,7 @@ class WeightSync:
         (for good), OrchestrationError (says whether the version stands), SyncIncomplete (it stands; some hosts do not
         serve it).
         """
-        again = 0 if isinstance(source, Iterator) else _CONFLICT_TRIES
+        again = 0 if isinstance(source, Iterator) or self._open().ranks.size > 1 else _CONFLICT_TRIES
         while True:
             try:
                 pending = self._push(source, dict(check_labels(labels or {})))
@@ -193,6 +214,8 @@ class WeightSync:
                 settings.layout_checksum,
                 settings.layout_anchors,
             )
+            if self._ranks is None:
+                self._ranks = self._find_ranks()
             self._publisher = open_publisher(
                 store,
                 open_checkpoint(settings.base),
@@ -208,8 +231,15 @@ class WeightSync:
                 signer=settings.signer,
                 trust=settings.trusted,
                 exports=[Export(get_layout(name), theirs or store, writing) for name in settings.layout],
+                snapshot=settings.snapshot,
+                ranks=self._ranks,
             )
         return self._publisher
+
+    def _find_ranks(self) -> Ranks:
+        if self._settings.ranks == "alone":
+            return Alone()
+        return ranks_of_process(deadline_seconds=self._settings.rank_deadline, grace_seconds=self._settings.rank_grace)
 
     def _at_rest(self) -> Publisher:
         """The publisher, once the push before has settled whether its version stands."""
@@ -224,40 +254,94 @@ class WeightSync:
         publication = Publication(
             publisher, publisher.begin(), feed, labels, self._settings.encode_threads, self._settings.hooks
         )
-        outcome = self._lanes.submit(lambda: self._publish(publication, started))
+        work = partial(self._publish, publication, started)
+        outcome = self._lanes.submit(work) if publisher.ranks.rank == FIRST else _in_thread(work)
         outcome.add_done_callback(publication.end)
         self._under_way = publication
         self._last = PendingPush(publication.attempt.version, outcome)
+        shared = publication.attempt.round
         try:
             self._gather(source, publication)
-        except FeedBroken:
+            shared.leave()
+        except FeedBroken as broken:
+            shared.leave(broken)
             outcome.result()  # raises what broke it
         except BaseException as failure:
+            shared.fail(failure)
             feed.fail(failure)
+            shared.leave(failure)
             wait_for((outcome,))
+            shared.check()  # what failed first, on whichever rank
             raise
         return self._last
 
     def _gather(self, source: Source, publication: Publication) -> None:
         """Reads the trainer's tensors, in the trainer's thread, until all of them were encoded."""
         started = time.perf_counter()
-        publisher, feed = publication.publisher, publication.feed
+        publisher, feed, attempt = publication.publisher, publication.feed, publication.attempt
         expect = Expectation(publisher.specs, publisher.aliases, self._settings.unchanged)
-        tensors = ((item.spec, item.lasting()) for item in gather(source, expect))
-        for batch in batches(tensors, shard_bytes=self._settings.shard_bytes):
-            feed.put(batch)
+        sharing = Sharing(
+            publisher.ranks,
+            attempt.round,
+            publisher.specs,
+            publisher.owners,
+            saw=attempt.saw,
+            digest_kind=publisher.digest_kind,
+            window_bytes=self._settings.shard_bytes,
+        )
+        gathered = gather(source, expect, sharing)
+        tensors = ((item.spec, item.lasting()) for item in gathered)
+        try:
+            for batch in batches(tensors, shard_bytes=self._settings.shard_bytes):
+                feed.put(batch)
+        except FeedBroken:
+            if publisher.ranks.size > 1:
+                with suppress(Exception):  # what broke the feed is what is told
+                    for _ in gathered:  # other ranks may be in the source's collectives with us
+                        pass
+            raise
         feed.close()
         feed.drain()
         publication.seconds["gather"] = time.perf_counter() - started
 
     def _publish(self, publication: Publication, started: float) -> PushResult:
         """The other thread's part: the sync flow, and what it came to."""
+        shared = publication.attempt.round
+        if publication.publisher.ranks.rank == FIRST:
+            return self._told(shared, lambda: self._sync(publication, started))
+        try:
+            publish_here(publication)
+        except BaseException as failure:
+            publication.give_up(failure)
+            raise
+        result: PushResult = self._heard(shared)
+        return result
+
+    def _sync(self, publication: Publication, started: float) -> PushResult:
         try:
             outcome = run_sync(publication, self._options)
-        finally:
-            publication.give_up()
+        except BaseException as failure:
+            publication.give_up(failure)
+            raise
         publication.seconds["total"] = time.perf_counter() - started
         return self._result(publication, outcome)
+
+    def _told(self, shared: Round, work: Callable[[], T]) -> T:
+        """Does what only the first rank does, and tells the others how it went."""
+        try:
+            result = work()
+        except BaseException as failure:
+            shared.post("result", as_message(failure))
+            raise
+        shared.post("result", result)
+        return result
+
+    def _heard(self, shared: Round) -> Any:
+        """What the first rank's work came to."""
+        result = shared.take("result", FIRST, heed=False, more_seconds=self._settings.sync_deadline)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def _result(self, publication: Publication, outcome: SyncOutcome) -> PushResult:
         manifest = publication.manifest
@@ -286,3 +370,17 @@ class WeightSync:
                 f"{version}` runs them again; with policy='best-effort' a push goes on without them.",
                 result=result,
             )
+
+
+def _in_thread(work: Callable[[], T]) -> "Future[T]":
+    """Runs work in a thread of its own, for a rank that has no lane to Prefect."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as failure:  # noqa: BLE001 - this thread's edge: whoever asked gets it
+            answer.set_exception(failure)
+
+    threading.Thread(target=run, name="weighbridge-sync", daemon=True).start()
+    return answer

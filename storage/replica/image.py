@@ -4,7 +4,7 @@ folder (a host's copy). Must not know versions, deltas or digests: what is right
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,10 @@ class Image(ABC):
         """Bytes of all tensors."""
         return sum(spec.nbytes for spec in self.specs.values())
 
+    def holds(self, name: str) -> bool:
+        """Whether a tensor's bytes are here: of a share of a model only some are."""
+        return name in self.specs
+
     @abstractmethod
     def view(self, key: PartKey) -> Bytes:
         """A part's bytes as a read-only array, without a copy; it shows later scatters too."""
@@ -70,6 +74,10 @@ class MemoryImage(Image):
         super().__init__(spec for spec, _ in tensors.values())
         self._tensors = {name: data for name, (_, data) in tensors.items()}
 
+    def holds(self, name: str) -> bool:
+        """See Image."""
+        return name in self._tensors
+
     def view(self, key: PartKey) -> Bytes:
         """See Image."""
         shown = self._stretch(key)[:]
@@ -95,6 +103,22 @@ class MemoryImage(Image):
 
     def _stretch(self, key: PartKey) -> Bytes:
         return self._tensors[key.tensor][key.offset : key.offset + self.parts[key].nbytes]
+
+
+class ShareImage(MemoryImage):
+    """Tensors in memory, of which only those are there that were put in: a rank's share of a snapshot. Thread-safe."""
+
+    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+        Image.__init__(self, specs)
+        self._tensors: dict[str, Bytes] = {}
+
+    def put(self, name: str, data: Bytes) -> None:
+        """Takes in a tensor's bytes, which this image owns from then on."""
+        self._tensors[name] = data
+
+    def keep_only(self, names: Container[str]) -> None:
+        """Lets go of all other tensors."""
+        self._tensors = {name: data for name, data in self._tensors.items() if name in names}
 
 
 class FolderImage(Image):

@@ -14,7 +14,8 @@ from weighbridge.storage.batching import batches
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.localdisk import LocalDisk
-from weighbridge.storage.publisher import Publisher, open_publisher
+from weighbridge.storage.open_publisher import open_publisher
+from weighbridge.storage.publisher import Publisher
 from weighbridge.storage.stores import open_store
 from weighbridge.values import Manifest, TensorSpec
 

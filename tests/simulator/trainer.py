@@ -19,8 +19,9 @@ from weighbridge.storage.batching import batches
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.feed import Feed
+from weighbridge.storage.open_publisher import open_publisher
 from weighbridge.storage.publication import Publication
-from weighbridge.storage.publisher import Publisher, open_publisher
+from weighbridge.storage.publisher import Publisher
 from weighbridge.values import Manifest, TensorSpec
 
 SHARD_BYTES = 1_200

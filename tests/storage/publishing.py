@@ -18,8 +18,9 @@ from weighbridge.storage.feed import Feed
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.localdisk import Disk, LocalDisk
 from weighbridge.storage.manifest import shard_key
+from weighbridge.storage.open_publisher import open_publisher
 from weighbridge.storage.publication import Publication
-from weighbridge.storage.publisher import Publisher, open_publisher
+from weighbridge.storage.publisher import Publisher
 from weighbridge.storage.stores import Store, open_store
 from weighbridge.values import Label, Manifest, TensorSpec
 

@@ -555,8 +555,11 @@ def test_a_tensor_that_changes_its_size_between_check_and_use_is_refused() -> No
     class Growing(dict[str, torch.Tensor]):
         sizes = iter([2, 3])
 
-        def items(self) -> Any:
-            return [("t", torch.ones(next(self.sizes)))]
+        def __iter__(self) -> Iterator[str]:
+            return iter(["t"])
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return torch.ones(next(self.sizes))
 
     with pytest.raises(GatherError, match="t: 12 bytes came where 8 were announced"):
         list(gather(Growing(), expecting({"t": torch.ones(2)})))

@@ -1,0 +1,34 @@
+"""Publish without Prefect: the steps of the publish flow in threads of this process, for the ranks that do not talk to
+Prefect. Their shards are the first rank's to commit. Must not know Prefect."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from weighbridge.storage.batching import Batch
+from weighbridge.storage.publication import Publication
+
+
+def publish_here(publication: Publication) -> None:
+    """Encodes and uploads shards as the trainer's thread hands them over, then takes part in the commit. Raises what
+    the failing step raised, or what any other rank did."""
+    attempt, feed = publication.attempt, publication.feed
+
+    def encode_and_upload(batch: Batch) -> None:
+        try:
+            attempt.encode(batch)
+        except BaseException as failure:
+            feed.fail(failure)
+            raise
+        finally:
+            feed.done()
+        attempt.upload(batch.index)
+
+    try:
+        with ThreadPoolExecutor(publication.threads, "weighbridge-publish") as pool:
+            steps: list[Future[None]] = [pool.submit(encode_and_upload, batch) for batch in feed]
+        for step in steps:
+            step.result()
+        publication.commit()
+    except BaseException as failure:
+        publication.failure = failure
+        feed.fail(failure)
+        raise
