@@ -24,7 +24,7 @@ from weighbridge.storage.replica.room import Kind
 from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust, read_signer, read_trust
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
-from weighbridge.tasks.engines.spec import EngineSpec
+from weighbridge.tasks.engines.spec import EngineSpec, Pulls
 
 PREFIX = "WEIGHBRIDGE_"
 _TOLD_TO_COMMANDS = frozenset({"PATH", "VERSION", "EVENT"})  # what engine commands and hooks find in their environment
@@ -121,6 +121,8 @@ class Settings(BaseSettings):
     engine_admin_key: SecretStr | None = None
     engine_admin_key_file: Path | None = None
     engine_maps_files: bool = False
+    engine_pull_from: str | None = None  # SGLang alone: a root of layout pull-weights, as the server sees it,
+    engine_pull_into: Path | None = None  # and the checkpoint on this machine that the server patches with it
     engine_nodes: Names = ()  # the hosts on the other machines of an engine that spans several
     engine_deadline: float = Field(default=300.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
@@ -179,6 +181,7 @@ class Settings(BaseSettings):
             remote=self.engine_remote,
             prompt=self.engine_prompt,
             maps_files=self.engine_maps_files,
+            pulls=None if not self.engine_pull_from else Pulls(self.engine_pull_from, self.engine_pull_into or Path()),
         )
 
     @property
@@ -211,6 +214,10 @@ class Settings(BaseSettings):
             raise ValueError(f"sign needs digest {SIGNED_DIGEST}, and digest is {self.digest}, which can be forged")
         if unknown := sorted(set(self.layout) - LAYOUTS.keys()):
             raise ValueError(f"no layout {', '.join(unknown)} is known: {', '.join(LAYOUTS)}")
+        if (self.engine_pull_from is None) != (self.engine_pull_into is None) or (
+            self.engine_pull_from and self.engine != "sglang"
+        ):
+            raise ValueError("engine_pull_from and engine_pull_into go together, and with engine 'sglang' alone")
         if self.allowed_age is not None and not self.trust:
             raise ValueError("allowed_age is set, but no key to trust: an age that nobody signed means nothing")
         if len(set(self.hosts)) != len(self.hosts):

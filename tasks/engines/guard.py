@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
 
@@ -112,7 +112,7 @@ def guarded(spec: EngineSpec, folder: Path) -> Iterator[Guard | None]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(json.dumps({"engine": asdict(spec), "folder": str(folder)}) + "\n")
+        process.stdin.write(json.dumps({"engine": asdict(replace(spec, pulls=None)), "folder": str(folder)}) + "\n")
         process.stdin.flush()
         if process.stdout.readline().strip() != "ready":
             raise EngineError(f"the guard of {folder} did not become ready. Nothing was started.")

@@ -1,8 +1,18 @@
 """What a person says of an engine, as one value. Must not know how any engine is spoken to."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from weighbridge.tasks.engines.command import Command
+
+
+@dataclass(frozen=True, slots=True)
+class Pulls:
+    """`source` is a root with versions of layout pull-weights, as the server sees it; `into` the checkpoint on this
+    machine that the server patches with them."""
+
+    source: str
+    into: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +29,5 @@ class EngineSpec:
     prompt: str = "The"
     maps_files: bool = False
     """Of a command's engine: whether it keeps the files that it loaded mapped."""
+    pulls: Pulls | None = None
+    """Of SGLang: where the server itself may fetch versions, and what it makes of them."""
