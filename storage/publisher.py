@@ -31,7 +31,7 @@ from weighbridge.storage.share import Share
 from weighbridge.storage.signing import Signer
 from weighbridge.storage.state import advance, state_digest
 from weighbridge.storage.stores.contract import Store
-from weighbridge.storage.transfer import fetch_object
+from weighbridge.storage.transfer import fetch_object, part_path
 from weighbridge.storage.ways import explain_missing
 from weighbridge.values import Label, Manifest, PartKey, ShardInfo, TensorSpec
 
@@ -296,6 +296,9 @@ class Publisher:
                     told = explain_missing(self.lineage, manifest, error)
                     if isinstance(told, VersionRetired):
                         self.lineage.forget_shards(manifest)
+                    for begun in paths.values():  # nobody will go on with them
+                        self._disk.unlink(begun)
+                        self._disk.unlink(part_path(begun))
                     raise told from error
             self._advance(manifest, paths.__getitem__)
             for path in paths.values():

@@ -28,6 +28,11 @@ Progress = Callable[[int], None]
 """Called with the number of bytes that have just arrived (negative when they turned out bad and are fetched again)."""
 
 
+def part_path(path: Path) -> Path:
+    """Where a fetch of a shard stands while it is under way."""
+    return path.with_name(path.name + PART_SUFFIX)
+
+
 def fetch_object(
     store: Store,
     key: str,
@@ -52,7 +57,7 @@ def fetch_object(
     """
     source = _Source(store, key, info, _Retry(clock, clock.monotonic() + deadline_seconds, backoff or Backoff()))
     report = progress or _ignore
-    part = path.with_name(path.name + PART_SUFFIX)
+    part = part_path(path)
     if _is_right(path, info, digest_kind):
         report(info.nbytes)
         return

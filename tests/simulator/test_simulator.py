@@ -14,7 +14,10 @@ SEEDS = 200
 AT_ONCE = 10
 
 
-FOUND = {1014: "a load that failed where no byte had changed put `current` back to an older version"}
+FOUND = {
+    1014: "a load that failed where no byte had changed put `current` back to an older version",
+    1257: "a trainer whose way was collected while it opened left what it had fetched in its spool",
+}
 """Seeds of soaks that found something, and what."""
 
 

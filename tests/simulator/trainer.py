@@ -120,6 +120,8 @@ class Trainer:
             raise Broken(f"a trainer was told that version {manifest.version} is its own, and it is not")
 
     def _check_snapshot(self, publisher: Publisher) -> None:
+        if publisher.version > self._truth.head:
+            raise Broken(f"the snapshot says version {publisher.version}, which was never committed")
         image = publisher._snapshot.image
         for key in image.parts:
             if bytes(image.view(key)) != self._truth.versions[publisher.version][key.tensor].tobytes():

@@ -126,3 +126,4 @@ def test_a_version_that_is_collected_while_a_trainer_opens_sends_it_round_by_the
 
     resumed = run.open(Racing(run.store))
     assert (resumed.version, snapshot_of(resumed)) == (5, bytes_of(states[5]))
+    assert run.spooled() == []
