@@ -214,9 +214,9 @@ MUTANTS = [
     Mutant(3, "the snapshot advances before the commit is settled", snapshot_before_the_commit, storm=STORE_FAULTS),
     Mutant(4, "a commit does not wait for its shards", commit_before_its_shards, storm=STORE_FAULTS),
     Mutant(4, "a push in doubt takes its shards back", in_doubt_and_yet_taken_back, storm=SILENCE),
-    Mutant(4, "gc deletes before it has marked", gc_without_marks),
+    Mutant(4, "gc deletes before it has marked", gc_without_marks, first=5, storm=CALM),
     Mutant(4, "gc forgets the way to what is kept", gc_of_what_is_needed),
-    Mutant(5, "no digest is checked before bytes are written", nothing_is_proven, first=50),
+    Mutant(5, "no digest is checked before bytes are written", nothing_is_proven, storm=STORE_FAULTS),
 ]
 
 
