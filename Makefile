@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
-SOURCES := src flows tasks storage tests benchmarks
+SOURCES := src flows tasks storage tests benchmarks examples
 
 .PHONY: help demo test test-fleet fuzz soak test-stores test-engines demo-s3 lint bench dist clean
 
@@ -27,7 +27,11 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet"
 
-test-fleet: $(READY)  ## trainer ranks under torchrun, and what else takes many processes: at most 15 minutes
+$(VENV)/.fleet: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt accelerate transformers
+	@touch $@
+
+test-fleet: $(VENV)/.fleet  ## trainer ranks under torchrun, a real transformers Trainer: at most 15 minutes
 	$(BIN)/python -m pytest -m fleet
 
 SEEDS ?= 2000

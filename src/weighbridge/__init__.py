@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weighbridge import errors as errors
+    from weighbridge.pending import PendingPush as PendingPush
     from weighbridge.run import open_run as open_run
     from weighbridge.values import HostOutcome as HostOutcome
     from weighbridge.values import PushResult as PushResult
-    from weighbridge.weight_sync import PendingPush as PendingPush
     from weighbridge.weight_sync import WeightSync as WeightSync
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ __all__ = ["HostOutcome", "PendingPush", "PushResult", "WeightSync", "__version_
 
 _HOMES = {
     "HostOutcome": "weighbridge.values",
-    "PendingPush": "weighbridge.weight_sync",
+    "PendingPush": "weighbridge.pending",
     "PushResult": "weighbridge.values",
     "WeightSync": "weighbridge.weight_sync",
     "open_run": "weighbridge.run",

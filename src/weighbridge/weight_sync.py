@@ -18,6 +18,7 @@ from weighbridge import logs
 from weighbridge.errors import CommitConflict, SyncIncomplete, UsageError, WriterOvertaken
 from weighbridge.flows.lanes import Lanes
 from weighbridge.flows.sync import SyncOptions, SyncOutcome, run_rollout, run_sync
+from weighbridge.pending import Backlog, PendingPush
 from weighbridge.settings import Settings, load_settings
 from weighbridge.storage.batching import batches
 from weighbridge.storage.checkpoint import open_checkpoint
@@ -46,25 +47,6 @@ from weighbridge.values import HostOutcome, Label, PushResult
 T = TypeVar("T")
 
 _CONFLICT_TRIES = 3
-
-
-class PendingPush:
-    """A push whose weights were read: the trainer may go on. `version` is the number that it will have."""
-
-    def __init__(self, version: int, outcome: "Future[PushResult]") -> None:
-        self.version = version
-        self._outcome = outcome
-        self._asked = False
-
-    def done(self) -> bool:
-        """Whether `result` would answer at once."""
-        return self._outcome.done()
-
-    def result(self, timeout: float | None = None) -> PushResult:
-        """What the push did. Raises what went wrong, or TimeoutError when it is not over within `timeout` seconds."""
-        wait_for((self._outcome,), timeout)
-        self._asked = self._asked or self._outcome.done()
-        return self._outcome.result(0)
 
 
 class WeightSync:
@@ -104,6 +86,7 @@ class WeightSync:
         self._publisher: Publisher | None = None
         self._spools = ExitStack()
         self._last: PendingPush | None = None
+        self._backlog = Backlog(self._settings.allowed_staleness)
         self._under_way: Publication | None = None
 
     def warm(self) -> None:
@@ -145,7 +128,8 @@ class WeightSync:
 
         source: a module, a state dict, (name, tensor) pairs, or a checkpoint folder; names, dtypes and shapes are the
         base's (fp32, bf16 and fp16 are cast to each other). The weights must not change until `push` returns. With
-        `wait=False` it returns a `PendingPush` once the weights were read.
+        `wait=False` it returns a `PendingPush` once the weights were read: upload, commit and hosts go on beside the
+        next step. With `allowed_staleness` a push first waits for hosts that are more versions than that behind it.
 
         Raises GatherError (the store is as it was), CommitStateUnknown (the next push settles it), WriterOvertaken
         (for good), OrchestrationError (says whether the version stands), SyncIncomplete (it stands; some hosts do not
@@ -190,8 +174,8 @@ class WeightSync:
         """Ends everything; returns a failure that nobody heard of."""
         unheard = None
         if self._last is not None:
-            wait_for((self._last._outcome,))
-            unheard = None if self._last._asked else self._last._outcome.exception()
+            self._last.wait()
+            unheard = self._last.unheard
         self._lanes.close()
         self._spools.close()
         self._publisher = self._last = None
@@ -249,6 +233,7 @@ class WeightSync:
 
     def _push(self, source: Source, labels: Mapping[str, Label]) -> PendingPush:
         publisher = self._at_rest()
+        self._backlog.make_room(publisher.version + 1)
         started = time.perf_counter()
         feed = Feed(in_flight=self._settings.encode_threads + 1)
         publication = Publication(
@@ -259,6 +244,7 @@ class WeightSync:
         outcome.add_done_callback(publication.end)
         self._under_way = publication
         self._last = PendingPush(publication.attempt.version, outcome)
+        self._backlog.add(self._last)
         shared = publication.attempt.round
         try:
             self._gather(source, publication)
