@@ -28,7 +28,7 @@ test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet"
 
 $(VENV)/.fleet: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt accelerate transformers
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'accelerate==1.15.0' 'transformers==5.24.0'
 	@touch $@
 
 test-fleet: $(VENV)/.fleet  ## trainer ranks under torchrun, a real transformers Trainer: at most 15 minutes
@@ -65,10 +65,15 @@ test-engines: $(READY) $(ENGINES)  ## real vLLM and SGLang servers follow versio
 demo-s3: $(VENV)/.stores  ## the demo on S3: a SeaweedFS is started on loopback and stopped
 	$(BIN)/python -m tests.stores.demo_s3
 
-lint: $(READY)  ## ruff and mypy, strict
+$(VENV)/.lint: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'kubernetes-validate==1.37.0'
+	@touch $@
+
+lint: $(VENV)/.lint  ## ruff and mypy, strict; Kubernetes manifests against their schemas
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/kubernetes-validate --strict --quiet deployments/kubernetes/*.yaml
 
 bench: $(READY)  ## codec figures against the peers' codec and a plain copy, on data made here
 	$(BIN)/python benchmarks/codec.py

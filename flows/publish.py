@@ -4,6 +4,7 @@ process, in a thread of its own; gathering stays in the caller's thread, which f
 from prefect import flow
 from prefect.futures import PrefectFuture
 
+from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_bill
 from weighbridge.storage.publication import Publication
 from weighbridge.tasks.commit import commit
@@ -12,7 +13,7 @@ from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.upload import upload
 
 
-@flow(name="publish", flow_run_name="publish v{version}", validate_parameters=False, persist_result=False)
+@flow(name=names.PUBLISH, flow_run_name="publish v{version}", validate_parameters=False, persist_result=False)
 def publish(run: str, version: int, publication: Handle[Publication]) -> int:
     """Publishes one version; returns its number once the commit stands. Raises what the failing step raised."""
     pushed = publication.value

@@ -29,7 +29,7 @@ _DATABASE = "prefect"
 
 # They belong to the server we start. The batch sizes keep its recorders from writing row by row; the UI's relative
 # address lets it find its API on any port; retention keeps 22 kB a task run from adding up.
-_SERVER_SETTINGS = {
+SERVER_SETTINGS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -165,7 +165,7 @@ def _spawn(folder: Path, port: int, database_url: str) -> subprocess.Popen[bytes
     home.mkdir(parents=True, exist_ok=True)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     settings = {
-        **_SERVER_SETTINGS,
+        **SERVER_SETTINGS,
         "PREFECT_HOME": str(home),
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
         "PREFECT_API_DATABASE_CONNECTION_URL": database_url,

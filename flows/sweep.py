@@ -1,5 +1,5 @@
-"""The sweep: a host that starts asks again for what its last process left Running, so that a kill heals by itself. Only
-its own queue; only runs that nobody executes, which the replica's lock guarantees. Must not know how a sync works."""
+"""The sweep: a host that starts asks again for what its last process left Running, so that a kill heals by itself; a
+trainer that starts says of its last process' runs that they crashed. Must not know how a sync works."""
 
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -8,7 +8,10 @@ from uuid import UUID
 import structlog
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
     FlowRunFilter,
+    FlowRunFilterDeploymentId,
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterWorkQueueName,
@@ -16,12 +19,39 @@ from prefect.client.schemas.filters import (
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import State, StateType
-from prefect.states import AwaitingRetry, Cancelled
+from prefect.states import AwaitingRetry, Cancelled, Crashed
+
+from weighbridge.flows import names
 
 log = structlog.get_logger("weighbridge.worker")
 
 _LEFT_BEHIND = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 _PAGE = 200
+
+
+def sweep_trainer(client: SyncPrefectClient, *, run: str) -> int:
+    """Marks Crashed what an earlier process of a training run's trainer left under way; returns how many.
+
+    For a writer that has just begun, before its first flow: it alone writes the run, and what an earlier one still does
+    cannot be committed any more.
+    """
+    left = client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[names.SYNC, names.PUBLISH, names.ROLLOUT])),
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_LEFT_BEHIND)),
+            deployment_id=FlowRunFilterDeploymentId(is_null_=True),  # those of a deployment are the steward's
+        ),
+        limit=_PAGE,
+    )
+    swept = 0
+    for flow_run in left:
+        if flow_run.parameters.get("run") != run or flow_run.state is None:
+            continue
+        crashed: State[Any] = Crashed(message="The trainer's process that ran it had ended.")
+        client.set_flow_run_state(flow_run.id, crashed, force=True)
+        log.info("left behind by an earlier trainer", flow_run=flow_run.name, was=flow_run.state.name)
+        swept += 1
+    return swept
 
 
 def sweep(client: SyncPrefectClient, *, pool: str, queue: str, running: AbstractSet[UUID]) -> int:

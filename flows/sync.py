@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 from prefect import Flow, flow
 from prefect.client.schemas.objects import State
+from prefect.context import SyncClientContext
 from prefect.exceptions import PrefectException
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -16,11 +17,14 @@ from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import using_store
 from weighbridge.flows.publish import publish
 from weighbridge.flows.rollout import CutOverMode, hosts_outcome, mirrored, rollout
+from weighbridge.flows.sweep import sweep_trainer
 from weighbridge.storage.feed import FeedBroken
 from weighbridge.storage.publication import Publication
 from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.handle import Handle
 from weighbridge.values import HostOutcome
+
+_swept: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class SyncOutcome:
     hosts: tuple[HostOutcome, ...] = ()
 
 
-@flow(name="sync", flow_run_name="sync v{version}", validate_parameters=False, persist_result=False)
+@flow(name=names.SYNC, flow_run_name="sync v{version}", validate_parameters=False, persist_result=False)
 def sync(
     run: str,
     version: int,
@@ -67,6 +71,7 @@ def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
     hosts, store = list(options.hosts), publication.publisher.store
     handle = Handle(publication)
     try:
+        _sweep_once(run)
         with using_store(run, store):
             ended: Any  # Prefect's overloads do not know a flow that returns a state
             if hosts:
@@ -90,6 +95,7 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
     """Brings the hosts to a version that is committed already; see `run_sync`."""
     hosts = list(options.hosts)
     try:
+        _sweep_once(run)
         with using_store(run, store):
             state: State[Any] = rollout(
                 run,
@@ -105,6 +111,14 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
     if not (state.is_completed() or state.name == names.PARTIAL):
         raise _unfinished(version, f"it ended {state.name}: {state.message}")
     return SyncOutcome(*hosts_outcome(store, version=version, hosts=hosts))
+
+
+def _sweep_once(run: str) -> None:
+    """Before this process' first flow of a training run: what an earlier one left under way is told to have crashed."""
+    if run not in _swept:
+        _swept.add(run)
+        with SyncClientContext.get_or_create() as context:
+            sweep_trainer(context.client, run=run)
 
 
 def _threaded(publication: Handle[Publication]) -> Flow[..., Any]:

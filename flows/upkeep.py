@@ -16,15 +16,16 @@ from weighbridge.flows.audit import audit
 from weighbridge.flows.compact import compact
 from weighbridge.flows.deployments import ensure_deployment
 from weighbridge.flows.gc import gc
+from weighbridge.flows.retry_failed import retry_failed
 from weighbridge.flows.scrub import scrub
 
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """One flow of upkeep, and how often it runs unless somebody changed its schedule in the UI."""
+    """One flow of upkeep, and how often it runs unless somebody changed its schedule in the UI; None: when asked."""
 
     flow: Flow[..., Any]
-    every: timedelta
+    every: timedelta | None
 
 
 UPKEEP: Sequence[Upkeep] = (
@@ -32,6 +33,7 @@ UPKEEP: Sequence[Upkeep] = (
     Upkeep(compact, timedelta(hours=1)),
     Upkeep(gc, timedelta(days=1)),
     Upkeep(audit, timedelta(days=1)),
+    Upkeep(retry_failed, None),
 )
 OF_HOST = Upkeep(scrub, timedelta(days=7))
 """What a host's own worker executes."""

@@ -17,6 +17,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
 from weighbridge.flows import names, upkeep
+from weighbridge.flows.automations import ensure_automations
 from weighbridge.flows.context import hosting, using_store
 from weighbridge.flows.dispatch import ensure_host_flows
 from weighbridge.flows.follower import Follower
@@ -75,6 +76,7 @@ def serve_steward(
         ensure_host_flows(client)
         ensure_rollout(client, run)
         upkeep.ensure_upkeep(client, run)
+        ensure_automations(client)
         sweep(client, pool=names.STEWARD_POOL, queue=run, running=work.running)
         heal(client, store, run=run)
 

@@ -44,7 +44,8 @@ def test_a_runs_steward_deploys_its_upkeep_on_schedules_and_executes_it(
             name = names.upkeep_deployment(upkeep.flow.name, run.run_id)
             until(lambda name=name: name in deployed(client, run), what=name, seconds=60)
             deployment = client.read_deployment_by_name(name)
-            assert [one.schedule.interval for one in deployment.schedules] == [upkeep.every]
+            due = [upkeep.every] if upkeep.every is not None else []
+            assert [one.schedule.interval for one in deployment.schedules] == due
             asked[name] = client.create_flow_run_from_deployment(deployment.id).id
         ended = follow(client, asked, deadline_seconds=90)
     finally:
