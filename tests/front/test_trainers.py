@@ -18,8 +18,8 @@ from tests.checkpoints import tiny_weights, trained, write_checkpoint
 from weighbridge import PushResult, WeightSync
 from weighbridge.flows.server import ServerInfo
 from weighbridge.pending import Backlog, PendingPush
+from weighbridge.storage.checkout import checkout
 from weighbridge.storage.lineage import Lineage
-from weighbridge.storage.replica import open_replica
 from weighbridge.storage.stores import open_store
 from weighbridge.trainers import PushCallback
 
@@ -53,9 +53,8 @@ def test_transformers_trainer_publishes_a_version_a_step(tmp_path: Path, server:
     assert "version 4 stands for step 4" in said
     store = open_store(str(tmp_path / "store"))
     assert Lineage(store).head() == 4
-    with open_replica(tmp_path / "replica", store=store, base=tmp_path / "base") as replica:
-        replica.sync(4)
-    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "base", replica.current))
+    checkout(4, tmp_path / "head", lineage=Lineage(store), base=tmp_path / "base")
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("base", "head"))
     assert before.keys() == after.keys()
     assert any(not before[name].equal(after[name]) for name in before)
 
