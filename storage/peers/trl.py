@@ -189,8 +189,8 @@ class Trl(Layout):
 def _sparse(one: Changed) -> tuple[bytes, bytes, str]:
     """Index bytes, value bytes and the index's dtype of a changed tensor."""
     width = item_bytes(one.spec.dtype)
-    old, new = one.old.reshape(-1, width), one.new.reshape(-1, width)
-    positions: npt.NDArray[np.int64] = np.flatnonzero((old != new).any(axis=1)).astype(np.int64)
+    old, new = one.old.view(f"<u{width}"), one.new.view(f"<u{width}")
+    positions: npt.NDArray[np.int64] = np.flatnonzero(old != new).astype(np.int64)
     gaps = np.diff(positions, prepend=-1) - 1
     narrow = not gaps.size or int(gaps.max()) < 1 << 16
     return gaps.astype("<u2" if narrow else "<u4").tobytes(), new[positions].tobytes(), "U16" if narrow else "U32"
