@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks examples
 
-.PHONY: help demo test test-fleet fuzz soak test-stores test-engines demo-s3 lint pip-audit bench dist clean
+.PHONY: help demo test test-fleet fuzz soak test-stores test-engines demo-s3 lint lock pip-audit bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ lint: $(VENV)/.lint  ## ruff and mypy, strict; Kubernetes manifests against thei
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/kubernetes-validate --strict --quiet deployments/kubernetes/*.yaml
+
+lock: $(READY)  ## requirements.lock from constraints.txt, after one of them was added or moved
+	$(BIN)/python -m tests.lock
 
 pip-audit: $(READY)  ## known vulnerabilities of what requirements.lock pins
 	$(PYTHON) -m venv build/audit-venv

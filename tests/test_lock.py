@@ -20,5 +20,5 @@ def test_the_lock_has_every_constraint_but_torch_in_the_same_version_with_a_hash
         if not line.startswith("#"):
             name, digest = line.split(" --hash=sha256:")
             locked[pin(name)] = digest
-    assert locked.keys() == wanted
+    assert locked.keys() == wanted, "make lock"
     assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in locked.values())
