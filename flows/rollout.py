@@ -22,6 +22,7 @@ from weighbridge.flows.artifacts import show_hosts
 from weighbridge.flows.context import store_here
 from weighbridge.flows.deployments import ensure_deployment
 from weighbridge.flows.dispatch import dispatch, dispatch_prepare, follow
+from weighbridge.flows.vitals import Vitals
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import (
@@ -79,7 +80,8 @@ def rollout(
     """Rolls a version out: a host-sync run a host, then the hosts' records.
 
     `required` is the share of hosts that must make it (1 all, 0 best effort); a share below 1 is waited for only until
-    it is reached, and with 0 a host that does not take its run up within BEST_EFFORT_SECONDS is not waited for. With
+    it is reached, and with 0 a host that does not take its run up within BEST_EFFORT_SECONDS, or dies over it, is not
+    waited for. With
     `cutover` "together" no engine is touched before so many hosts are prepared, or PREPARE_SHARE of the deadline has
     passed; then all are cut over. Ends Completed, or Failed under the name PartialRollout.
     """
@@ -121,12 +123,17 @@ def _wait(
     client: SyncPrefectClient, runs: Mapping[str, UUID], policy: _Policy, seconds: float
 ) -> Mapping[str, FlowRun]:
     """Follows runs until all have ended, the policy has what it asks for, or the time is up."""
-    asked = time.monotonic()
+    asked, vitals = time.monotonic(), Vitals(client)
 
     def enough(now: Mapping[str, FlowRun]) -> bool:
         if policy.needed:
             return policy.is_reached(now)
-        return time.monotonic() - asked >= BEST_EFFORT_SECONDS and not any(_is_at_work(r) for r in now.values())
+        if time.monotonic() - asked < BEST_EFFORT_SECONDS:
+            return False
+        at_work = [host for host, flow_run in now.items() if _is_at_work(flow_run)]
+        if at_work:
+            vitals.look()
+        return all(vitals.is_silent(host) for host in at_work)
 
     look = math.inf if policy.needed else _LOOK_SECONDS
     return follow(client, runs, deadline_seconds=seconds, enough=enough, look_seconds=look)

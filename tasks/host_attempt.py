@@ -20,6 +20,7 @@ from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.cutover import Copies, CutOverFailed, Stage, Watch, cut_over
 from weighbridge.tasks.engines.contract import Engine
+from weighbridge.tasks.metrics import count_attempt
 from weighbridge.tasks.nodes import await_nodes
 from weighbridge.values import HostRecord
 
@@ -294,6 +295,7 @@ class HostAttempt:
         if self._sent is not None:  # it may stand, or yet land; this is another, since no object is ever changed
             self.attempt = uuid.uuid4().hex
         record = self._draft(FAILED, f"{type(error).__name__}: {error}")
+        count_attempt(record, serves=self.host.replica.version)
         try:
             write_record(self.host.store, record)
         except WeighbridgeError as second:
@@ -303,6 +305,7 @@ class HostAttempt:
     def _record(self, outcome: str) -> HostRecord:
         self._sent = self._sent or self._draft(outcome, "")  # tried again, it is the same to the byte
         write_record(self.host.store, self._sent)
+        count_attempt(self._sent, serves=self.host.replica.version)
         return self._sent
 
     def _draft(self, outcome: str, error: str) -> HostRecord:

@@ -127,6 +127,7 @@ class Settings(BaseSettings):
     engine_deadline: float = Field(default=300.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
     follow_seconds: float = Field(default=10.0, gt=0)
+    metrics_listen: str = ""  # "address:port" at which Prometheus may ask; nothing is opened unless it is set
     log_json: bool = False
 
     @property

@@ -39,6 +39,7 @@ from weighbridge.storage.records import SERVED, SUPERSEDED
 from weighbridge.storage.spools import spool_folder
 from weighbridge.storage.stores import open_store
 from weighbridge.tasks.gather import Source, gather
+from weighbridge.tasks.metrics import count_failed_push, count_push, serve_metrics
 from weighbridge.tasks.publish_here import publish_here
 from weighbridge.tasks.sharing import Sharing
 from weighbridge.tasks.torch_ranks import as_message, ranks_of_process
@@ -78,6 +79,7 @@ class WeightSync:
         if self._settings.store is None or self._settings.base is None:
             raise UsageError("WeightSync needs a store and a base checkpoint. Nothing was started.")
         logs.configure(json_lines=self._settings.log_json)
+        serve_metrics(self._settings.metrics_listen)
         self._options = SyncOptions(
             self._settings.hosts, self._settings.required, self._settings.sync_deadline, self._settings.cutover
         )
@@ -308,6 +310,7 @@ class WeightSync:
             outcome = run_sync(publication, self._options)
         except BaseException as failure:
             publication.give_up(failure)
+            count_failed_push(publication.publisher.run_id, failure)
             raise
         publication.seconds["total"] = time.perf_counter() - started
         return self._result(publication, outcome)
@@ -342,6 +345,7 @@ class WeightSync:
             outcome=outcome.outcome,
             hosts=outcome.hosts,
         )
+        count_push(manifest.run_id, result)
         self._demand(manifest.version, outcome.hosts, result)
         return result
 

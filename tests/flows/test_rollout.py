@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +15,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags, LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelling
+from prefect.states import Cancelling, Running
 from tests.flows.conftest import HostProcess, LocalHost, until
 from tests.flows.small_run import SmallRun
 
@@ -25,6 +27,7 @@ from weighbridge.flows.dispatch import dispatch, ensure_host_sync, follow
 from weighbridge.flows.retry import retry_failed
 from weighbridge.flows.rollout import ensure_rollout, hosts_outcome, mirrored, rollout
 from weighbridge.flows.server import ServerInfo
+from weighbridge.flows.vitals import Vitals
 from weighbridge.flows.worker import WorkerOptions, serve_steward
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import read_records
@@ -148,6 +151,47 @@ def test_the_policy_says_how_many_hosts_are_enough(
         up.name: "served",
         down.name: "missed",
     }
+
+
+def test_best_effort_does_not_wait_for_a_host_that_died_over_its_run(
+    client: SyncPrefectClient, run: SmallRun, local_host: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up, dead = local_host().start().wait_ready(), local_host()
+    real = rollouts.dispatch
+
+    def dispatch(client: SyncPrefectClient, **asked: Any) -> Any:
+        runs = real(client, **asked)
+        client.set_flow_run_state(runs[dead.name], Running(), force=True)  # as a process that was killed leaves it
+        return runs
+
+    monkeypatch.setattr(rollouts, "dispatch", dispatch)
+    monkeypatch.setattr(rollouts, "BEST_EFFORT_SECONDS", 1.0)
+    monkeypatch.setattr(rollouts, "Vitals", partial(Vitals, silent_seconds=3.0))
+    version = run.push().version
+    begun = time.monotonic()
+    state = roll_out(run, version, up.name, dead.name, required=0.0, deadline_seconds=300)
+    assert time.monotonic() - begun < 120
+    assert (state.is_completed(), state.name) == (True, "Enough")
+    assert {r.host: r.outcome for r in read_records(run.store, version=version)} == {
+        up.name: "served",
+        dead.name: "missed",
+    }
+
+
+def test_a_host_is_silent_when_its_report_has_not_changed_for_a_while() -> None:
+    now, reports = [100.0], {"a": 1, "b": 1}
+
+    class Server:
+        def read_workers_for_work_pool(self, pool: str, *, offset: int, limit: int) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=name, last_heartbeat_time=when) for name, when in reports.items()]
+
+    vitals = Vitals(Server(), silent_seconds=50.0, monotonic=lambda: now[0])  # type: ignore[arg-type]
+    gone = {"b", "never seen"}
+    for later, reported, silent in ((0, 0, set()), (30, 1, set()), (19, 1, set()), (1, 0, gone), (49, 0, {"a", *gone})):
+        now[0] += later
+        reports["a"] += reported
+        vitals.look()
+        assert {host for host in ("a", "b", "never seen") if vitals.is_silent(host)} == silent
 
 
 class Held:

@@ -103,8 +103,10 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     from weighbridge.tasks.engines.choose import open_engine
     from weighbridge.tasks.engines.guard import guarded
     from weighbridge.tasks.host_attempt import Host
+    from weighbridge.tasks.metrics import serve_metrics
 
     assert settings.replica is not None and settings.name is not None
+    serve_metrics(settings.metrics_listen)
     mirror = _mirror_of(settings) if settings.layout else None
     if mirror is None:
         store = store_of(settings)

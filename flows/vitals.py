@@ -1,0 +1,50 @@
+"""Which hosts' workers still report to Prefect's server: one that was killed leaves its run Running, as one at work
+does. Compares no clocks: a host is silent when its report has not changed for a while on ours. Must not know what they
+run."""
+
+import time
+from collections.abc import Callable
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.exceptions import ObjectNotFound
+
+from weighbridge.flows import names
+
+SILENT_SECONDS = 50.0
+"""A worker reports every 15 s."""
+
+_PAGE = 200
+
+
+class Vitals:
+    """What was seen of the hosts' reports since this was made."""
+
+    def __init__(
+        self,
+        client: SyncPrefectClient,
+        *,
+        silent_seconds: float = SILENT_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._silent, self._now = client, silent_seconds, monotonic
+        self._begun = monotonic()
+        self._seen: dict[str, tuple[object, float]] = {}
+
+    def is_silent(self, host: str) -> bool:
+        """Whether a host has not reported for `silent_seconds`, as far as the last `look` saw."""
+        return self._now() - self._seen.get(host, (None, self._begun))[1] >= self._silent
+
+    def look(self) -> None:
+        """Reads all reports; never judges by one look alone."""
+        now, offset = self._now(), 0
+        while True:
+            try:
+                workers = self._client.read_workers_for_work_pool(names.HOSTS_POOL, offset=offset, limit=_PAGE)
+            except ObjectNotFound:
+                return  # no host has ever reported
+            for worker in workers:
+                if self._seen.get(worker.name, (None, 0.0))[0] != worker.last_heartbeat_time:
+                    self._seen[worker.name] = (worker.last_heartbeat_time, now)
+            if len(workers) < _PAGE:
+                return
+            offset += _PAGE
