@@ -131,6 +131,9 @@ class Publisher:
         """
         shared = self.ranks.round()
         try:
+            # Nobody goes on before all have left the push before this one: who failed in it early must not end, for the
+            # others, a round that they have not begun.
+            shared.exchange("here", None)
             if self.ranks.rank == FIRST:
                 self._come_to_rest()
                 attempt = self._attempt(shared)

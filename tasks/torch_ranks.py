@@ -26,7 +26,7 @@ _PIECE_BYTES = 4 << 20
 """A TCPStore takes 8 MiB at once."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
-_KEPT_ROUNDS = 2
+_KEPT_ROUNDS = 3
 
 _writers = itertools.count()
 
@@ -61,7 +61,8 @@ class TorchRanks:
         self._begun = 0
 
     def round(self) -> TorchRound:
-        """See Ranks. What was said two rounds ago is forgotten: every rank has left it since."""
+        """See Ranks. What was said three rounds ago is forgotten: every rank has left it since, for a push begins once
+        all have left the one before, and at most one other round lies between two of them."""
         while len(self._rounds) >= _KEPT_ROUNDS:
             self._rounds.pop(0).forget()
         self._rounds.append(TorchRound(self, self._begun))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -108,7 +109,7 @@ class WeightSync:
             self._told(shared, lambda: self._roll_out(publisher))
 
     def _roll_out(self, publisher: Publisher) -> None:
-        if self._settings.hosts:
+        if self._options.hosts:
             store, run, version = publisher.store, publisher.run_id, publisher.version
             outcome = self._lanes.submit(lambda: run_rollout(store, run, version, self._options)).result()
             self._demand(publisher.version, outcome.hosts)
@@ -166,6 +167,18 @@ class WeightSync:
         unheard = self._end()
         if unheard is not None and error is None:
             raise unheard
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that a push brings along. Set it to let one join (once it is ready) or leave: the next push asks
+        these. Raises UsageError for a name twice."""
+        return self._options.hosts
+
+    @hosts.setter
+    def hosts(self, names: Sequence[str]) -> None:
+        if len(set(names)) != len(names):
+            raise UsageError(f"a host is named twice: {', '.join(names)}. The hosts stay as they were.")
+        self._options = replace(self._options, hosts=tuple(names))
 
     @property
     def version(self) -> int:

@@ -48,7 +48,7 @@ class Trainer:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
 
     def sync(self, scenario: str, **settings: Any) -> WeightSync:
-        settings = {"rank_deadline": LATEST_SECONDS, "rank_grace": 1.0, "shard_bytes": 1 << 20, **settings}
+        settings = {"rank_deadline": LATEST_SECONDS, "rank_grace": 30.0, "shard_bytes": 1 << 20, **settings}
         return WeightSync(self.folder / scenario, self.folder / "base", **settings)
 
     def held(self, sync: WeightSync) -> list[str]:
@@ -209,7 +209,7 @@ class Trainer:
                 distributed.broadcast(tensor, 0)
                 yield name, tensor
 
-        sync = self.sync("hung")
+        sync = self.sync("hung", rank_grace=1.0)
         return {"hung": self.failing(lambda: sync.push(export()))}
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tests.checkpoints import tiny_weights, trained, write_checkpoint
 
 from weighbridge import PushResult, WeightSync
+from weighbridge.errors import UsageError
 from weighbridge.flows.server import ServerInfo
 from weighbridge.pending import Backlog, PendingPush
 from weighbridge.storage.checkout import checkout
@@ -130,3 +131,13 @@ def test_a_push_that_failed_unheard_is_logged_and_holds_up_nobody(caplog: pytest
     backlog.make_room(2)
     assert "hosts were away" in caplog.text
     assert isinstance(push.unheard, ValueError)
+
+
+def test_hosts_join_and_leave_between_pushes_and_are_named_once(sync: WeightSync) -> None:
+    sync.hosts = ["a", "b"]
+    assert sync.hosts == ("a", "b")
+    with pytest.raises(UsageError, match="named twice"):
+        sync.hosts = ["a", "a"]
+    assert sync.hosts == ("a", "b")
+    sync.hosts = []
+    assert sync.push(trained(tiny_weights(), 1)).outcome == "published"

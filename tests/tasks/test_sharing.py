@@ -318,6 +318,21 @@ def test_a_shard_that_cannot_be_uploaded_on_one_rank_ends_all(run: Run) -> None:
     assert run.objects() == before
 
 
+def test_no_rank_begins_a_push_before_all_have_left_the_one_before(run: Run) -> None:
+    group = Group(run, 3)
+    begun, first = [], threading.Event()
+
+    def begin(rank: int) -> None:
+        if rank == 2:
+            assert not first.wait(0.2)  # it is still busy with what it did before
+        group.publishers[rank].begin()
+        begun.append(rank)
+        first.set()
+
+    group.on_each(begin)
+    assert sorted(begun) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_snapshot_may_lie_in_a_file(run: Run, size: int) -> None:
     group = Group(run, size, snapshot="mmap", threads=1)
