@@ -12,6 +12,9 @@ from weighbridge.values import HostOutcome, Manifest
 
 log = structlog.get_logger("weighbridge.artifacts")
 
+HOST_PHASES = ("fetch", "apply", "pause", "drain", "reload")
+"""What the hosts' table shows of a host's times; "drain" and "reload" are the engine's own, within the pause."""
+
 HOSTS_KEY = "weighbridge-hosts"
 BILL_KEY = "weighbridge-bill"
 AUDIT_KEY = "weighbridge-audit"
@@ -78,7 +81,7 @@ def hosts_table(hosts: Sequence[HostOutcome]) -> list[dict[str, str]]:
             "host": host.host,
             "outcome": host.outcome,
             "serves": str(host.version) if host.version >= 0 else "?",
-            **{phase: f"{host.seconds[phase]:.3f} s" for phase in ("fetch", "apply", "pause") if phase in host.seconds},
+            **{phase: f"{host.seconds[phase]:.3f} s" for phase in HOST_PHASES if phase in host.seconds},
             "why": host.error,
         }
         for host in hosts

@@ -81,7 +81,11 @@ class _Nobody:
 
 @dataclass(frozen=True, slots=True)
 class CutOver:
-    """How a cut over went: the stage it reached, the version served since, and how long the engine was paused."""
+    """How a cut over went: the stage it reached, the version served since, and how long the engine was paused.
+
+    `seconds` has what the engine itself took: "drain" until it had paused, "reload", "flush", "set version", "resume",
+    and the "canary" after it. What of the pause is in none of them is ours.
+    """
 
     stage: Stage
     version: int
@@ -184,7 +188,7 @@ class _CutOver:
         # Before the call: a pause that timed out may have taken effect.
         self._paused_at = self._now()
         try:
-            self._timed("pause", lambda seconds: self._engine.pause(seconds=seconds))
+            self._timed("drain", lambda seconds: self._engine.pause(seconds=seconds))
         except WeighbridgeError as failure:
             raise self._unchanged(f"the engine did not pause: {failure} Nothing was switched.", failure) from failure
         self._reach(Stage.PAUSED)

@@ -61,6 +61,14 @@ class HostReplica(Copies, Protocol):
         """Patches the spare copy and proves it; `current` is not touched."""
         ...
 
+    def settle(self) -> None:
+        """Mends what changed behind our back since the last step."""
+        ...
+
+    def tidy(self) -> None:
+        """Removes what was fetched and will not be needed again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -245,6 +253,8 @@ class HostAttempt:
         if standing and host.engine_is_at(self.version):
             self._ask_canary()
             return 0.0
+        if standing:  # no plan was made, which would have looked
+            host.replica.settle()
         copies: Copies = _Standing(host.replica) if standing else host.replica
         known = not standing and host.engine_is_at(self.from_version)
         host.engine_version, host.engine_in_doubt = None, True  # until the end of what follows nobody knows
@@ -267,7 +277,15 @@ class HostAttempt:
         host.engine_version, host.engine_in_doubt = done.version, False
         self.seconds.update(done.seconds)
         self.seconds["pause"] = done.pause_seconds
+        if not standing:
+            self._tidy()
         return done.pause_seconds
+
+    def _tidy(self) -> None:
+        try:
+            self.host.replica.tidy()
+        except (WeighbridgeError, OSError) as failure:  # the next attempt's will
+            log.warning("the spool was not tidied", version=self.version, error=str(failure))
 
     def _ask_canary(self) -> None:
         """Whether an engine that holds the version answers: an attempt before this one may have failed at its canary,

@@ -72,7 +72,7 @@ def examine(site: Site, copy: str, *, thorough: bool) -> Finding:
         keys = [key for key in site.parts if checkpoint.tensors[key.tensor].file in moved]
     found = digest_parts(site, checkpoint, keys)
     bad = tuple(key for key, digest in found.items() if state.parts[key] != digest)
-    fresh = not (moved & weights) and not _stale(site, state)
+    fresh = not moved and not _stale(site, state)
     return Finding(copy, "", state, bad, small, strays, None, fresh, len(keys))
 
 

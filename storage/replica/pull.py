@@ -85,6 +85,7 @@ def bring_up(
         switching = clock.monotonic()
         if moving:
             replica.switch()
+            replica.tidy()
         return PullResult(
             outcome="applied" if moving else {"nothing": "current"}.get(plan.action, plan.action),
             version=replica.version,

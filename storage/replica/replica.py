@@ -217,9 +217,13 @@ class Replica:
             moved = replace(state, version=manifest.version, manifest=manifest.digest)
             self._states[applied.copy] = site.save(moved)
         self._point(applied.copy)
-        site.spool.prune(min(self.held.values()))
         _log.info("switched", version=self.version, copy=applied.copy)
         return self.version
+
+    def tidy(self) -> None:
+        """Removes the shards that no copy will need again. Apart from `switch`, since an engine is paused during that,
+        and a file system may take a second over it."""
+        self._site.spool.prune(min(self.held.values()))
 
     def fall_back(self) -> int:
         """Makes `current` lead to the last good copy, and returns its version: to what it led to before the last
@@ -236,6 +240,10 @@ class Replica:
         self._point(other)
         _log.warning("fell back to the last good copy", version=self.version, copy=other)
         return self.version
+
+    def settle(self) -> None:
+        """Mends the copies if an apply ended badly, or if files changed behind our back, since the last step."""
+        self._settle()
 
     def is_untouched(self) -> bool:
         """Whether every file of the copy that `current` leads to has the size and the time that we left it with."""

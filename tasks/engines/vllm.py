@@ -1,6 +1,7 @@
 """vLLM's OpenAI server, started with VLLM_SERVER_DEV_MODE=1: what its control routes really answer is in the tests that
 run against it. Must not know replicas, stores or Prefect."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,26 @@ class VllmEngine(ServerEngine):
                 "Nothing was changed."
             ) from missing
         self._canary.find_model(self._control, seconds=seconds)
+        self._refuse_what_is_reloaded_wrongly(seconds)
         self._ask_plugin(seconds)
+
+    def _refuse_what_is_reloaded_wrongly(self, seconds: float) -> None:
+        """Models of which vLLM says that they were reloaded, and then serves other weights (seen on the CPU build)."""
+        try:
+            config = self._control.get("/server_info?config_format=json", seconds=seconds)["vllm_config"]
+            device, folder = config["device_config"]["device"], Path(config["model_config"]["model"])
+            model = json.loads((folder / "config.json").read_text())
+        except (EngineError, KeyError, TypeError, OSError, ValueError) as error:
+            log.warning("vLLM does not say which model it serves on what; it was not looked at", error=str(error))
+            return
+        if config.get("speculative_config") is not None:
+            log.warning("a draft model keeps the weights that it was started with, and is accepted less and less")
+        text = model.get("text_config") or model
+        if device == "cpu" and (fault := _reloaded_wrongly_on_cpu(text)):
+            raise UsageError(
+                f"vLLM on a CPU {fault}, and says that all went well. Nothing was changed. Use an untied, dense model, "
+                "SGLang, or a GPU."
+            )
 
     def is_paused(self, *, seconds: float) -> bool | None:
         """See Engine."""
@@ -104,6 +124,14 @@ class VllmEngine(ServerEngine):
     def resume(self, *, seconds: float) -> None:
         """See Engine."""
         self._control.post("/resume", seconds=seconds)
+
+
+def _reloaded_wrongly_on_cpu(model: dict[str, Any]) -> str:
+    if model.get("tie_word_embeddings"):
+        return "keeps the old lm_head of a model with tied embeddings when it reloads"
+    if any(model.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return "reloads the experts of this model wrongly"
+    return ""
 
 
 def _countdown(seconds: float) -> Callable[[], float]:

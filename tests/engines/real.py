@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,7 @@ class Server:
     log: Path
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
     port: int = 0
     process: "subprocess.Popen[bytes] | None" = None
 
@@ -135,19 +136,20 @@ class Server:
             self.process.wait(30)
             self.process = None
 
-    def generate(self, prompt: str, tokens: int = TOKENS, *, key: str = "") -> list[int]:
+    def generate(self, prompt: str, tokens: int = TOKENS, *, seconds: float = 60.0) -> list[int]:
         """Token ids after a prompt, greedy."""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         if self.kind == "vllm":
             order: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
             order |= {"ignore_eos": True, "return_token_ids": True}
-            answer = httpx.post(f"{self.url}/v1/completions", json=order, timeout=60, trust_env=False, headers=headers)
-            answer.raise_for_status()
-            return list(answer.json()["choices"][0]["token_ids"])
+            return list(self._ask("/v1/completions", order, seconds)["choices"][0]["token_ids"])
         order = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
-        answer = httpx.post(f"{self.url}/generate", json=order, timeout=60, trust_env=False, headers=headers)
+        return list(self._ask("/generate", order, seconds)["output_ids"])
+
+    def _ask(self, route: str, order: dict[str, Any], seconds: float) -> Any:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        answer = httpx.post(f"{self.url}{route}", json=order, timeout=seconds, trust_env=False, headers=headers)
         answer.raise_for_status()
-        return list(answer.json()["output_ids"])
+        return answer.json()
 
 
 class Reference:
@@ -188,15 +190,15 @@ class Fleet:
         self.publisher: Publisher = self.run.open(base=base)
         self.seed = 0
 
-    def step(self, *, scale: float = 0.05, poison: float | None = None, only: str = "") -> int:
-        """Publishes the weights after a step: some elements of every tensor move, or of those whose names hold `only`.
-        Returns the version."""
+    def step(self, *, scale: float = 0.05, poison: float | None = None, only: Sequence[str] = ("",)) -> int:
+        """Publishes the weights after a step: some elements of every tensor move, or of those whose names hold one of
+        `only`. Returns the version."""
         self.seed += 1
         rng = np.random.default_rng(self.seed)
         at = open_checkpoint(self.run.base)
         state = self.state() if self.seed > 1 else {name: at.view(name).copy() for name in at.tensors}
         for name, data in state.items():
-            if only not in name:
+            if not any(words in name for words in only):
                 continue
             words = data.view(np.uint16)
             hit = rng.random(words.size) < scale

@@ -99,6 +99,7 @@ def test_a_cut_over_goes_through_its_states_in_order_and_records_the_pause() -> 
     assert world.calls == ["pause", "switch", "reload 5", "flush", "set_version 5", "resume", "probe"]
     assert world.stages == ["paused", "reloaded", "flushed", "version set", "resumed", "canary"]
     assert (done.version, done.stage, done.pause_seconds) == (5, Stage.CANARY, 6.0)
+    assert done.seconds == dict.fromkeys(("drain", "reload", "flush", "set version", "resume", "canary"), 1.0)
     assert world.loaded == 5
 
 

@@ -69,6 +69,11 @@ class Replica:
     def is_untouched(self) -> bool:
         return True
 
+    def settle(self) -> None: ...
+
+    def tidy(self) -> None:
+        raise OSError("no room to make room")
+
     def plan_and_fetch(self, target: int | None = None, *, on_progress: Any) -> Any: ...
 
     def apply(self, fetched: Any) -> Any: ...

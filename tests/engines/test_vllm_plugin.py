@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests.replica.runs import SHAPES, SmallRun
 
-from weighbridge.errors import EngineError
+from weighbridge.errors import EngineError, UsageError
 from weighbridge.storage.replica import open_replica
 from weighbridge.storage.replica.contents import tensor_digests
 from weighbridge.tasks.engines.vllm import VllmEngine
@@ -89,6 +89,7 @@ class Server(HTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, Any]] = []
         self.refuses: set[str] = set()
+        self.answers: dict[str, Any] = {"/v1/models": {"data": [{"id": "it"}]}}
 
     @property
     def said(self) -> list[str]:
@@ -105,6 +106,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.server.answers.get(self.path.partition("?")[0], {})).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -162,3 +170,34 @@ def test_a_reload_that_fails_too_is_told(server: Server, tmp_path: Path) -> None
     server.refuses = {_UPDATE, "/collective_rpc"}
     with pytest.raises(EngineError, match="collective_rpc answered 500"):
         load(server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "refused"),
+    [
+        ("cpu", {"tie_word_embeddings": True}, "old lm_head"),
+        ("cpu", {"text_config": {"tie_word_embeddings": True}}, "old lm_head"),
+        ("cpu", {"num_experts": 8}, "experts"),
+        ("cpu", {"tie_word_embeddings": False}, ""),
+        ("cuda", {"tie_word_embeddings": True, "num_experts": 8}, ""),
+    ],
+)
+def test_models_that_vllm_reloads_wrongly_are_refused_at_the_start(
+    server: Server, tmp_path: Path, device: str, config: dict[str, Any], refused: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    server.answers["/server_info"] = {
+        "vllm_config": {"device_config": {"device": device}, "model_config": {"model": str(tmp_path)}}
+    }
+    engine = VllmEngine(f"http://127.0.0.1:{server.server_port}")
+    if refused:
+        with pytest.raises(UsageError, match=refused):
+            engine.check(seconds=30)
+    else:
+        engine.check(seconds=30)
+    assert refused or server.said == [_INIT]
+
+
+def test_a_vllm_that_says_nothing_of_its_model_is_not_refused(server: Server) -> None:
+    VllmEngine(f"http://127.0.0.1:{server.server_port}").check(seconds=30)
+    assert server.said == [_INIT]

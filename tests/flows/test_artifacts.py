@@ -33,7 +33,7 @@ def test_the_weigh_bill_of_an_empty_version_divides_by_nothing(run: SmallRun) ->
 
 
 def test_the_hosts_table_has_a_row_a_host_and_says_why_not() -> None:
-    served = HostOutcome("a", "served", 3, {"fetch": 0.5, "apply": 0.25, "pause": 0.0})
+    served = HostOutcome("a", "served", 3, {"fetch": 0.5, "apply": 0.25, "pause": 0.0, "reload": 2.0, "canary": 1.0})
     missed = HostOutcome("b", "missed", -1, {}, "it did not answer")
     assert hosts_table([served, missed]) == [
         {
@@ -43,6 +43,7 @@ def test_the_hosts_table_has_a_row_a_host_and_says_why_not() -> None:
             "fetch": "0.500 s",
             "apply": "0.250 s",
             "pause": "0.000 s",
+            "reload": "2.000 s",
             "why": "",
         },
         {"host": "b", "outcome": "missed", "serves": "?", "why": "it did not answer"},

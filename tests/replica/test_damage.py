@@ -408,3 +408,14 @@ def test_states_name_every_file_and_part(run: SmallRun, replica: Path) -> None:
     }  # fmt: skip
     assert {name for name, _, _ in fields["parts"]} == set(run.versions[0])
     assert spec("layers.1.nothing").nbytes == 0
+
+
+def test_a_file_of_which_only_the_time_changed_is_looked_at_once_and_then_known(run: SmallRun, replica: Path) -> None:
+    with open_replica(replica, store=run.store, base=run.base) as opened:
+        os.utime(loaded(replica) / "config.json")
+        assert not opened.is_untouched()
+        opened.settle()
+        assert opened.is_untouched()
+        before = opened.recovery
+        opened.settle()
+        assert opened.recovery is before

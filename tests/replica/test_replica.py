@@ -141,6 +141,7 @@ def test_shards_that_no_copy_needs_any_more_are_removed(run: SmallRun, folder: P
         for _ in range(4):
             run.push()
             advance(replica)
+            replica.tidy()
         assert sorted(int(p.name) for p in (folder / "spool").iterdir()) == [0, 4]
 
 

@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -17,25 +18,30 @@ def demo(
     *,
     steps: Annotated[int, Parameter(help="RL-like steps, each with a push.")] = 6,
     keep: Annotated[bool, Parameter(negative=(), help="Leave the server and the hosts up for a look.")] = False,
+    engine: Annotated[Literal["none", "vllm"], Parameter(help="vllm: host-0 has a real engine.")] = "none",
+    engine_python: Annotated[Path | None, Parameter(help="The Python of an environment that has vLLM.")] = None,
     store: Annotated[str | None, Parameter(help="A URL to use instead of a directory of the demo's own.")] = None,
     json: Json = False,
 ) -> None:
     """A small model trains here, three hosts in processes of their own follow it, and every byte is proven.
 
     Takes under three minutes and 4 GB on two cores. In step 3 a host is killed in mid-apply, in step 4 another loses
-    the store; both heal. Exits with 9 when one byte differs.
+    the store; both heal. Exits with 9 when one byte differs. With --engine vllm a vLLM server is started on host-0's
+    replica and shows, after each version, how a text's log-probability moved.
     """
     if steps < 1:
         raise UsageError(f"{steps} steps: the demo needs at least one. Nothing was started.")
     # The run's own log, in the UI, has every line; the terminal is for the story.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
     logs.configure()
+    from weighbridge.demo.engine import find_vllm
     from weighbridge.demo.run import run_demo
     from weighbridge.demo.story import print_bill, print_hosts
 
+    vllm = find_vllm(engine_python) if engine == "vllm" else None
     # Being asked to end must also end what was started: hosts and server are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    result = run_demo(steps=steps, keep=keep, store=store, say=_aloud if json else print_line)
+    result = run_demo(steps=steps, keep=keep, store=store, say=_aloud if json else print_line, vllm=vllm)
     if json:
         print_json(result)
     else:

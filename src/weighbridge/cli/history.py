@@ -184,7 +184,7 @@ def _labels(labels: Mapping[str, Label]) -> str:
 
 def _print_records(records: Iterable[HostRecord]) -> None:
     print_table(
-        ("host", "version", "outcome", "stage", "from", "fetched", "pause s", "ended", "error"),
+        ("host", "version", "outcome", "stage", "from", "fetched", "engine", "pause s", "reload s", "ended", "error"),
         (
             (
                 r.host,
@@ -193,7 +193,9 @@ def _print_records(records: Iterable[HostRecord]) -> None:
                 r.stage,
                 r.from_version,
                 size(r.fetched_bytes),
+                r.engine,
                 f"{r.seconds.get('pause', 0.0):.3f}",
+                f"{r.seconds.get('reload', 0.0):.3f}",
                 questions.iso(r.ended_ns),
                 r.error,
             )

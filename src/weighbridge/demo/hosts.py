@@ -30,6 +30,8 @@ class HostProcess:
         self.mount = mount
         self.log = folder / name / "log"
         self._base, self._home = base, home
+        self.engine: tuple[str, ...] = ()
+        """Options of `weighbridge host` that name its engine; it has none by default."""
         self._ready = folder / name / "ready.json"
         self._process: subprocess.Popen[bytes] | None = None
         self.deaths = 0
@@ -46,6 +48,7 @@ class HostProcess:
         self._ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "weighbridge", "host", "--name", self.name, "--store", self.mount.url]
         command += ["--base", str(self._base), "--replica", str(self.replica), "--ready-file", str(self._ready)]
+        command += self.engine
         environment = {
             **os.environ,
             **self.mount.environment,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weighbridge.cli.options import store_of
+from weighbridge.demo.engine import Said, VllmServer, told
 from weighbridge.demo.hosts import DemoFailed, HostProcess
 from weighbridge.demo.mounts import mount_of
 from weighbridge.demo.story import Say, Weighed, weigh
@@ -52,16 +53,23 @@ class DemoResult:
 
 
 def run_demo(
-    *, steps: int, keep: bool, say: Say, store: str | None = None, pretrain_seconds: float = PRETRAIN_SECONDS
+    *,
+    steps: int,
+    keep: bool,
+    say: Say,
+    store: str | None = None,
+    pretrain_seconds: float = PRETRAIN_SECONDS,
+    vllm: Path | None = None,
 ) -> DemoResult:
     """Runs the demo in a folder of its own and cleans up after itself, unless `keep` leaves server and hosts up.
 
-    `store` is a URL to use instead of a directory in that folder; what the demo put there stays.
+    `store` is a URL to use instead of a directory in that folder; what the demo put there stays. `vllm` is the Python
+    of an environment with vLLM: then host-0 has a real engine, which is asked after each version.
 
     Raises DemoFailed, naming what is kept for a look, and whatever a push raises.
     """
     folder = Path(tempfile.mkdtemp(prefix="weighbridge-demo-"))
-    demo = _Demo(folder, say, store or str(folder / "store"))
+    demo = _Demo(folder, say, store or str(folder / "store"), vllm)
     ended_well = False
     try:
         result = demo.play(steps, pretrain_seconds)
@@ -77,7 +85,9 @@ def run_demo(
 
 
 class _Demo:
-    def __init__(self, folder: Path, say: Say, store: str) -> None:
+    def __init__(self, folder: Path, say: Say, store: str, vllm: Path | None) -> None:
+        self._engine = VllmServer(vllm, folder=folder) if vllm is not None else None
+        self._said: Said | None = None
         self._folder = folder
         self._say = say
         self._home = folder / "home"
@@ -129,9 +139,12 @@ class _Demo:
             folder=self._folder,
             store=self._store,
             ui_url=server.ui_url,
-            pids=tuple(host.pid for host in self._hosts.values()),
+            pids=(*(host.pid for host in self._hosts.values()), *self._engine_pids()),
             seconds=seconds,
         )
+
+    def _engine_pids(self) -> tuple[int, ...]:
+        return () if self._engine is None else (self._engine.pid,)
 
     def clean_up(self) -> None:
         """Ends the hosts and the server, by process id."""
@@ -139,6 +152,8 @@ class _Demo:
 
         for host in self._hosts.values():
             host.stop()
+        if self._engine is not None:
+            self._engine.stop()
         stop_server(self._home)
 
     def _pretrain(self, seconds: float) -> "Trainer":
@@ -159,11 +174,29 @@ class _Demo:
     def _seed(self, sync: "WeightSync") -> None:
         self._say("Three hosts start, in processes of their own. Each copies the base once and proves it: version 0.")
         _ = sync.version  # claims the store, so that hosts find a run in it
+        if self._engine is not None:
+            self._start_engine(self._engine)
         for host in self._hosts.values():
             host.start()
         for host in self._hosts.values():
             host.wait_ready(seconds=_READY_SECONDS)
         sync.warm()
+        self._ask_engine()
+
+    def _start_engine(self, engine: VllmServer) -> None:
+        """An engine loads a replica, so host-0's is made first, as `weighbridge pull` makes it."""
+        from weighbridge.storage.replica import bring_up
+
+        host = self._hosts["host-0"]
+        self._say("vLLM starts on host-0's replica, which takes a minute or more.")
+        bring_up(host.replica, store=store_of(self._settings), base=self._base)
+        engine.start(host.replica / "current")
+        host.engine = ("--engine", "vllm", "--engine-url", engine.url)
+
+    def _ask_engine(self) -> None:
+        if self._engine is not None:
+            before, self._said = self._said, self._engine.ask()
+            self._say(f"  {told(self._said, before)}")
 
     def _step(self, sync: "WeightSync", trainer: "Trainer", number: int) -> Weighed:
         report = trainer.step()
@@ -182,6 +215,7 @@ class _Demo:
             f"  version {result.version} {weighed.outcome}: {result.wire_bytes:,} bytes crossed instead of "
             f"{result.model_bytes:,}, in {result.seconds['total']:.1f} s"
         )
+        self._ask_engine()
         return weighed
 
     def _push_through_a_kill(self, sync: "WeightSync", trainer: "Trainer", labels: Mapping[str, float]) -> PushResult:
