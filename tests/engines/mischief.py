@@ -1,0 +1,79 @@
+"""What befalls a cut over on a real engine: files that somebody touches, a process that dies after a verb."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file, save_file
+from tests.engines.real import Server
+
+from weighbridge.tasks.engines.contract import Engine
+from weighbridge.tasks.host_attempt import Host
+
+
+class DiesAfter:
+    """An engine whose process is killed right after a verb has done its work."""
+
+    def __init__(self, engine: Engine, verb: str, server: Server) -> None:
+        self._engine, self._verb, self._server = engine, verb, server
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._engine, name)
+        if name != self._verb:
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            done = found(*given, **named)
+            self._server.kill()
+            return done
+
+        return call
+
+
+class Meddled:
+    """A replica whose files somebody touches in the cut over: those of the spare copy, or of the current one."""
+
+    def __init__(self, replica: Any, at: str, meddle: Callable[[Path], None]) -> None:
+        self._replica, self._at, self._meddle = replica, at, meddle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replica, name)
+
+    def switch(self) -> int:
+        if self._at == "switch":
+            copies = (self._replica.current.parent / "copies").iterdir()
+            self._meddle(next(copy for copy in copies if copy != self._replica.current.resolve()))
+        version = int(self._replica.switch())
+        if self._at == "after switch":
+            self._meddle(self._replica.current)
+        return version
+
+
+@contextlib.contextmanager
+def meddled(host: Host, at: str, meddle: Callable[[Path], None]) -> Iterator[None]:
+    """For a while, somebody meddles."""
+    replica = host.replica
+    host.replica = Meddled(replica, at, meddle)
+    try:
+        yield
+    finally:
+        host.replica = replica
+
+
+def spoil(file: Path, fault: str) -> None:
+    """What a person or a disk may do to a checkpoint."""
+    if fault == "truncated":
+        with file.open("rb+") as data:
+            data.truncate(file.stat().st_size // 2)
+        return
+    tensors = load_file(file)
+    name = sorted(tensors)[0]
+    if fault == "missing tensor":
+        del tensors[name]
+    elif fault == "wrong shape":
+        tensors[name] = tensors[name][:1].contiguous()
+    else:
+        tensors[name][:] = float(np.nan)
+    save_file(tensors, file, metadata={"format": "pt"})
