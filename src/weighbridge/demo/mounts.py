@@ -1,4 +1,4 @@
-"""How a demo's host reaches the store, in a way that can be taken away and put back from outside: links to a directory,
+"""How a demo's host reaches the store, in a way that can be taken away and put back from outside: a link to a directory,
 or a wire to an object store's endpoint. Must not know hosts or versions."""
 
 import contextlib
@@ -37,9 +37,9 @@ class Mount(Protocol):
 
 
 def mount_of(store: str, folder: Path, *, endpoint: str | None) -> Mount:
-    """A mount of a store: links under `folder` for a directory, a wire for an object store with an endpoint."""
+    """A mount of a store: a link at `folder` to a directory, a wire for an object store with an endpoint."""
     if "://" not in store:
-        return Links(Path(store), folder)
+        return Links(Path(store).absolute(), folder)
     if endpoint is None:
         raise UsageError(
             f"the demo on {store} needs WEIGHBRIDGE_STORE_ENDPOINT, so that it can cut a host's wire to it."
@@ -48,12 +48,13 @@ def mount_of(store: str, folder: Path, *, endpoint: str | None) -> Mount:
 
 
 class Links:
-    """A directory seen through a folder of links; the one to the versions is what goes missing."""
+    """A directory seen through a link, which leads to a bare folder while it is pulled out, as a mount point does."""
 
     def __init__(self, store: Path, folder: Path) -> None:
         self._store, self._folder = store, folder
+        self._bare = folder.with_name(f"{folder.name}-bare")
         self.environment: Mapping[str, str] = {}
-        folder.mkdir(parents=True)
+        self._bare.mkdir(parents=True)
         self.plug_in()
 
     @property
@@ -63,15 +64,17 @@ class Links:
 
     def pull_out(self) -> None:
         """See Mount."""
-        (self._folder / "versions").unlink()
+        self._lead_to(self._bare)
 
     def plug_in(self) -> None:
         """See Mount."""
-        (self._store / "hosts").mkdir(parents=True, exist_ok=True)
-        for name in ("run.json", "versions", "hosts"):
-            link = self._folder / name
-            if not link.is_symlink():
-                link.symlink_to(self._store / name)
+        self._store.mkdir(parents=True, exist_ok=True)
+        self._lead_to(self._store)
+
+    def _lead_to(self, place: Path) -> None:
+        draft = self._folder.with_name(f"{self._folder.name}-draft")
+        draft.symlink_to(place)
+        draft.replace(self._folder)  # at once: a host never finds nothing
 
 
 class Wire:
