@@ -1,5 +1,5 @@
-"""How a demo's host reaches the store, in a way that can be taken away and put back from outside: a link to a directory,
-or a wire to an object store's endpoint. Must not know hosts or versions."""
+"""How a demo's host reaches the store, in a way that can be taken away and put back from outside: a link to a
+directory, or a wire to an object store's endpoint. Must not know hosts or versions."""
 
 import contextlib
 import socket
