@@ -104,7 +104,7 @@ def _from_spread(values: Iterator[tuple[TensorSpec, object]], sharing: Sharing) 
     """Distributed tensors; equal on all ranks by their making. The collectives go on after a failure of ours, for the
     other ranks are in them too."""
     reader, failure = HostBytes(), None
-    for spec, value in put_together(values, wanted=sharing.is_mine):
+    for spec, value in sharing.watch(put_together(values, wanted=sharing.is_mine)):
         if failure is None:
             try:
                 item = _gathered(reader, spec, value, stable=True)
@@ -122,7 +122,7 @@ def _from_stream(pairs: Iterable[object], expect: Expectation, sharing: Sharing)
     memories = Memories()
     sharing.expect_a_stream()
     failure: Exception | None = None
-    for item in pairs:  # what the source itself raises ends it, and this
+    for item in sharing.watch(pairs):  # what the source itself raises ends it, and this
         try:
             name, value = _pair(item)
             value = whole(value)  # before any check: the other ranks are in this collective too

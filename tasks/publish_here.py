@@ -4,6 +4,7 @@ Prefect. Their shards are the first rank's to commit. Must not know Prefect."""
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from weighbridge.storage.batching import Batch
+from weighbridge.storage.feed import FeedBroken
 from weighbridge.storage.publication import Publication
 
 
@@ -29,6 +30,10 @@ def publish_here(publication: Publication) -> None:
             step.result()
         publication.commit()
     except BaseException as failure:
-        publication.failure = failure
-        feed.fail(failure)
-        raise
+        # The feed tells of its other side; what that side failed with is what every rank is owed.
+        cause = failure.__cause__ if isinstance(failure, FeedBroken) and failure.__cause__ is not None else failure
+        publication.failure = cause
+        feed.fail(cause)
+        if cause is failure:
+            raise
+        raise cause from None

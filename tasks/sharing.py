@@ -5,9 +5,9 @@ other may be waiting for us in a collective. Must not know kinds of tensors, sto
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from weighbridge.errors import GatherError
 from weighbridge.storage.digests import digest_bytes
@@ -19,6 +19,8 @@ from weighbridge.values import PartKey, TensorSpec
 
 if TYPE_CHECKING:
     from weighbridge.storage.codecs.contract import Bytes
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,16 @@ class Sharing:
         self._window_bytes, self._waiting_bytes = window_bytes, 0
         self._taken: set[str] = set()
         self._passed: set[str] = set()
+        self.source_failed = False
+        """Whether the source itself raised: then other ranks may wait for this one in a collective of it."""
+
+    def watch(self, source: Iterable[Item]) -> Iterator[Item]:
+        """The source, whose failure is remembered."""
+        try:
+            yield from source
+        except Exception:
+            self.source_failed = True
+            raise
 
     def is_mine(self, name: str) -> bool:
         """Whether this rank publishes a tensor; known once `agree` returned."""

@@ -261,35 +261,35 @@ class WeightSync:
         self._last = PendingPush(publication.attempt.version, outcome)
         self._backlog.add(self._last)
         shared = publication.attempt.round
+        sharing = Sharing(
+            publisher.ranks,
+            shared,
+            publisher.specs,
+            publisher.owners,
+            saw=publication.attempt.saw,
+            digest_kind=publisher.digest_kind,
+            window_bytes=self._settings.shard_bytes,
+        )
         try:
-            self._gather(source, publication)
+            self._gather(source, publication, sharing)
             shared.leave()
-        except FeedBroken as broken:
-            shared.leave(broken)
+        except FeedBroken:
+            shared.leave()
             outcome.result()  # raises what broke it
         except BaseException as failure:
             shared.fail(failure)
             feed.fail(failure)
-            shared.leave(failure)
+            shared.leave(failure if sharing.source_failed else None)
             wait_for((outcome,))
             shared.check()  # what failed first, on whichever rank
             raise
         return self._last
 
-    def _gather(self, source: Source, publication: Publication) -> None:
+    def _gather(self, source: Source, publication: Publication, sharing: Sharing) -> None:
         """Reads the trainer's tensors, in the trainer's thread, until all of them were encoded."""
         started = time.perf_counter()
-        publisher, feed, attempt = publication.publisher, publication.feed, publication.attempt
+        publisher, feed = publication.publisher, publication.feed
         expect = Expectation(publisher.specs, publisher.aliases, self._settings.unchanged)
-        sharing = Sharing(
-            publisher.ranks,
-            attempt.round,
-            publisher.specs,
-            publisher.owners,
-            saw=attempt.saw,
-            digest_kind=publisher.digest_kind,
-            window_bytes=self._settings.shard_bytes,
-        )
         gathered = gather(source, expect, sharing)
         tensors = ((item.spec, item.lasting()) for item in gathered)
         try:
