@@ -43,7 +43,7 @@ _RESUMED: Verdict = "resumed"
 
 
 class Guard:
-    """A host's end of the pipe. Every call is a line; `loading` waits for an answer."""
+    """A host's end of the pipe. Every call is a line; `loading` and `settled` wait for an answer."""
 
     def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
         self._process = process
@@ -62,14 +62,12 @@ class Guard:
     def loading(self) -> bool:
         """The engine is about to be given other weights, or another number; False when the guard has taken over and
         resumed it. A guard that has gone keeps nobody from going on."""
-        if not self._mention({"loading": True}):
-            return True
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip() != _RESUMED
+        return self._ask({"loading": True}) != _RESUMED
 
     def settled(self, *, resumed: bool) -> None:
-        """The engine was resumed on known weights, or is left paused by a host that lives and says so."""
-        self._mention({"settled": resumed})
+        """The engine was resumed on known weights, or is left paused by a host that lives and says so. A mark goes once
+        the guard has heard it: one that acts at this very moment would set it again."""
+        self._ask({"settled": resumed})
         if resumed:
             (self._folder / MARK_NAME).unlink(missing_ok=True)
 
@@ -77,16 +75,17 @@ class Guard:
         """Whether a guard before this one left the engine paused, and nobody has settled it since."""
         return (self._folder / MARK_NAME).exists()
 
-    def _mention(self, what: dict[str, object]) -> bool:
-        """Tells a guard that may have gone meanwhile: a cut over that is under way must not end for want of one."""
+    def _ask(self, what: dict[str, object]) -> str:
+        """The guard's answer; none from one that has gone: a cut over that is under way must not end for want of it."""
+        assert self._process.stdout is not None
         try:
             self._tell(what)
-            return True
+            return self._process.stdout.readline().strip()
         except OSError as error:
             log.warning(
                 "the guard has gone; the cut over goes on without it", folder=str(self._folder), error=str(error)
             )
-            return False
+            return ""
 
     def _tell(self, what: dict[str, object]) -> None:
         assert self._process.stdin is not None
@@ -177,18 +176,21 @@ def _watch(source: IO[bytes], answer: IO[str]) -> None:
             if "pausing" in told:
                 seconds = float(told["seconds"])
                 pause = _Pause(told["pausing"], seconds, time.monotonic() + seconds + _LATE_SECONDS)
-            elif "loading" in told and pause is not None:
-                _say(answer, pause.verdict or "go on")
-                if pause.verdict != _RESUMED:
+            elif "loading" in told:
+                _say(answer, (pause and pause.verdict) or "go on")
+                if pause is not None and pause.verdict != _RESUMED:
                     pause.loading = True
                     pause.until = time.monotonic() + _LOADS * pause.seconds + _LATE_SECONDS
             else:
                 pause = None
+                _say(answer, "heard")
 
 
 def _say(answer: IO[str], word: str) -> None:
-    answer.write(word + "\n")
-    answer.flush()
+    """Answers a host that may be dead by now: that is what the guard is there for."""
+    with contextlib.suppress(BrokenPipeError):
+        answer.write(word + "\n")
+        answer.flush()
 
 
 class _Lines:

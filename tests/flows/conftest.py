@@ -126,7 +126,7 @@ class LocalHost:
         self._stop, self._up = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._serve, name=self.name)
         self._thread.start()
-        assert self._up.wait(30)
+        assert self._up.wait(120)  # kernels may have to be compiled first
         return self
 
     def wait_ready(self, *, connected: bool = True) -> "LocalHost":
