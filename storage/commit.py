@@ -40,7 +40,7 @@ def put_if_absent(
         except StoreError as failure:
             in_doubt, trouble = True, failure
 
-        standing, unread = _read_back(store, key)
+        standing, unread = _read_back(store, key, data)
         if standing is not None:
             return standing == data
         if isinstance(trouble, StoreRefused) and not in_doubt:
@@ -55,9 +55,10 @@ def put_if_absent(
         clock.sleep(pause)
 
 
-def _read_back(store: Store, key: str) -> tuple[bytes | None, StoreError | None]:
+def _read_back(store: Store, key: str, ours: bytes) -> tuple[bytes | None, StoreError | None]:
     """What stands at `key`, or why that could not be read (neither: nothing is there). Believed only when two reads
-    agree, so that one reply with a flipped bit does not make us think that we lost."""
+    agree, so that one reply with a flipped bit does not make us think that we lost; and never when it is the beginning
+    of ours, which two replies that were cut off at the same place can both be."""
     try:
         standing, again = store.get(key), store.get(key)
     except ObjectMissing:
@@ -66,4 +67,6 @@ def _read_back(store: Store, key: str) -> tuple[bytes | None, StoreError | None]
         return None, failure
     if standing != again:
         return None, StoreError(f"two reads of {key} in {store.url} gave different bytes.")
+    if len(standing) < len(ours) and ours.startswith(standing):
+        return None, StoreError(f"{key} in {store.url} was read with {len(standing)} bytes of {len(ours)}.")
     return standing, None

@@ -58,6 +58,14 @@ def test_a_lost_reply_is_recognised_as_our_own_commit_whatever_the_read_back_doe
     assert inner.get(KEY) == b"ours"
 
 
+def test_two_read_backs_that_were_cut_off_at_the_same_place_do_not_make_our_commit_anothers(
+    inner: Store, clock: VirtualClock
+) -> None:
+    faulty = FaultyStore(inner, Fault("create", "lose"), Fault("get", "truncate", times=2), clock=clock)
+    assert put_if_absent(faulty, KEY, b"ours", clock=clock)
+    assert inner.get(KEY) == b"ours"
+
+
 @pytest.mark.parametrize("read", ["before", "flip", "truncate"])
 def test_a_winner_is_recognised_whatever_the_read_back_does_first(
     inner: Store, clock: VirtualClock, read: Action

@@ -1,5 +1,5 @@
 """A replica killed at every write, out of power at every write, and on a full disk at every write: what `current`
-leads to is always exactly one version, and the next run ends at the newest, bit for bit. `make test` takes every other
+leads to is always exactly one version, and the next run ends at the newest, bit for bit. `make test` takes every third
 write, those marked slow every one."""
 
 import os
@@ -66,7 +66,7 @@ def served(run: SmallRun, folder: Path) -> set[int] | None:
 
 
 STAGES = [(stage, copies) for stage in ("seed", "apply", "repair", "reseed") for copies in (2, 1)]
-APART = [2, pytest.param(1, marks=pytest.mark.slow)]
+APART = [3, pytest.param(1, marks=pytest.mark.slow)]
 KILLS = [(*stage, "torn") for stage in STAGES] + [("apply", 2, "after"), ("apply", 1, "after"), ("repair", 1, "after")]
 
 

@@ -170,13 +170,13 @@ def test_checkpoints_are_published_pulled_proven_listed_and_rebuilt(
     assert same_tensors(chain / "P" / "current", chain / "v2")
     assert exit_code("pull", "--layout", "skyrl", *theirs, "--replica", str(chain / "other"), "--reseed") == 2
 
-    lines = [json.loads(line) for line in command("log", "--store", "S", "--json").stdout.splitlines()]
+    lines = [json.loads(line) for line in said("log", "--store", "S", "--json").splitlines()]
     assert [line["version"] for line in lines] == [2, 1, 0]
     assert all(line.keys() >= LOG_FIELDS for line in lines)
     assert lines[0]["labels"]["step"] == "2"
     assert said("log", "--store", "S", "-n", "1").splitlines()[1].startswith("2\tdelta")
 
-    assert command("checkout", 1, "C", "--store", "S", "--base", "base").returncode == 0
+    said("checkout", "1", "C", "--store", "S", "--base", "base")
     assert same_tensors(chain / "C", chain / "v1")
     said("verify", "C", "--store", "S")
     said("verify", "2", "--store", "S")
@@ -245,8 +245,8 @@ def test_verify_finds_a_changed_byte_in_any_file_of_a_replica(
     chain: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("sync", "v1", "--store", "S", "--base", "base")
-    command("pull", "--store", "S", "--base", "base", "--replica", "R")
     monkeypatch.chdir(chain)
+    assert exit_code("pull", "--store", "S", "--base", "base", "--replica", "R") == 0
     assert exit_code("verify", "R", "--store", "S") == 0
     files = [path for path in (chain / "R").rglob("*") if path.is_file() and not path.is_symlink()]
     files = [path for path in files if path.stat().st_size]
@@ -260,7 +260,13 @@ def test_verify_finds_a_changed_byte_in_any_file_of_a_replica(
 
 
 @pytest.mark.usefixtures("secrets_stay_secret")
-def test_two_hosts_follow_a_sync_and_status_says_so(chain: Path, command: Command, hosts: Callable[[], None]) -> None:
+def test_two_hosts_follow_a_sync_and_status_says_so(
+    chain: Path,
+    command: Command,
+    hosts: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     command("sync", "v1", "--store", "S", "--base", "base")
     hosts()
     synced = command("sync", "v2", "--store", "S", "--base", "base", "--hosts", "a,b", "--json")
@@ -270,7 +276,10 @@ def test_two_hosts_follow_a_sync_and_status_says_so(chain: Path, command: Comman
     assert {host["host"]: host["version"] for host in result["hosts"]} == {"a": 2, "b": 2}
     for name in ("Ra", "Rb"):
         assert same_tensors(chain / name / "current", chain / "v2")
-    status = json.loads(command("status", "--store", "S", "--json").stdout)
+    monkeypatch.chdir(chain)
+    capsys.readouterr()
+    assert exit_code("status", "--store", "S", "--json") == 0
+    status = json.loads(capsys.readouterr().out)
     assert (status["head"], status["outcome"]) == (2, "complete")
     assert {host["host"]: host["lag"] for host in status["hosts"]} == {"a": 0, "b": 0}
     assert command("retry", 2, "--store", "S").stdout == "no failed run to retry\n"

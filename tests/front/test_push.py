@@ -310,7 +310,7 @@ def test_a_server_that_does_not_answer_means_nothing_was_published(
         assert sync.push(trained(tiny_weights(), 1)).version == 1
 
 
-@pytest.mark.parametrize("pushes", [40, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pushes", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_pushes_in_one_process_stay_flat(sync: WeightSync, pushes: int) -> None:
     process, seconds, resident = psutil.Process(), [], []
     weights = tiny_weights()
