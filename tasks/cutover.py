@@ -208,8 +208,21 @@ class _CutOver:
                 "`current` folder, then retry this host.",
                 served=None,
             )
+        self._name_again(self._previous, after=failure)
         self._resume(self._previous, after=failure)
         return self._failed(f"{what} The engine serves version {self._previous}.", served=self._previous)
+
+    def _name_again(self, version: int, *, after: WeighbridgeError) -> None:
+        """Tells an engine that started anew since it was last given a number, from the folder that nothing has moved."""
+        try:
+            if self._engine.read_version(seconds=self._left()) is None:
+                self._engine.set_version(version, seconds=self._left())
+        except WeighbridgeError as failure:
+            raise self._failed(
+                f"{after} Then the engine did not say what it serves, or did not take its number: {failure} It was not "
+                f"resumed, and holds version {version} if it lives: look at it, then retry this host.",
+                served=None,
+            ) from failure
 
     def _taken_over(self) -> CutOverFailed:
         """The guard ended the pause while this process hung: `current` goes back to what the engine serves."""

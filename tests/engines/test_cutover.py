@@ -156,6 +156,21 @@ def test_an_engine_that_does_not_pause_is_resumed_on_the_old_version_since_the_p
     assert (caught.value.served, caught.value.stage, world.points_to) == (4, Stage.APPLIED, 4)
 
 
+def test_an_engine_that_started_anew_gets_its_number_again_before_it_is_resumed() -> None:
+    world = World(pause=1)
+    world.number = None
+    with pytest.raises(CutOverFailed, match=r"did not pause") as caught:
+        world.run()
+    assert world.calls == ["pause", "set_version 4", "resume"]
+    assert (caught.value.served, world.number) == (4, 4)
+
+    world = World(pause=1, set_version=1)
+    world.number = None
+    with pytest.raises(CutOverFailed, match=r"was not resumed") as caught:
+        world.run()
+    assert (caught.value.served, world.calls) == (None, ["pause", "set_version 4"])
+
+
 def test_a_replica_that_does_not_switch_leaves_the_engine_on_the_old_version() -> None:
     world = World(switch=1)
     with pytest.raises(CutOverFailed, match=r"could not be switched") as caught:

@@ -16,6 +16,7 @@ AT_ONCE = 10
 
 FOUND = {
     566: "two replies that were cut off alike made a writer take its own commit for another's, and drop its shard",
+    742: "an engine that had started anew was resumed without its number, after a pause whose answer was lost",
     1014: "a load that failed where no byte had changed put `current` back to an older version",
     1257: "a trainer whose way was collected while it opened left what it had fetched in its spool",
 }
