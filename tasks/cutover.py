@@ -213,7 +213,7 @@ class _CutOver:
         return self._failed(f"{what} The engine serves version {self._previous}.", served=self._previous)
 
     def _name_again(self, version: int, *, after: WeighbridgeError) -> None:
-        """Tells an engine that started anew since it was last given a number, from the folder that nothing has moved."""
+        """Tells an engine that started anew, from the folder that nothing has moved since, which number it holds."""
         try:
             if self._engine.read_version(seconds=self._left()) is None:
                 self._engine.set_version(version, seconds=self._left())
