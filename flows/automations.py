@@ -3,6 +3,7 @@ changes or disables one in the UI is left alone. Must not know any one run."""
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
@@ -31,19 +32,21 @@ def automations(*, dead_after: timedelta = DEAD_AFTER) -> Sequence[AutomationCor
     host's or a steward's next start takes up its own; this is for those that never start again. A rollout that ends
     PartialRollout is named by an automation that does nothing, for a notification to be added to.
     """
-    tagged = {"prefect.resource.role": "tag", "prefect.resource.id": "prefect.tag.run:*"}
+    for_each_of_our_runs = partial(
+        EventTrigger,
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related={"prefect.resource.role": "tag", "prefect.resource.id": "prefect.tag.run:*"},
+        for_each={"prefect.resource.id"},
+        threshold=1,
+    )
     return (
         AutomationCore(
             name=DEAD_RUNS,
             description="Looks for runs of weighbridge whose process died and was not started again.",
-            trigger=EventTrigger(
+            trigger=for_each_of_our_runs(
                 posture=Posture.Proactive,
-                match={"prefect.resource.id": "prefect.flow-run.*"},
-                match_related=tagged,  # type: ignore[arg-type]
-                for_each={"prefect.resource.id"},
                 after={"prefect.flow-run.Running"},
                 expect=_ENDS | _OUR_ENDS,
-                threshold=1,
                 within=dead_after,
             ),
             actions=[
@@ -58,13 +61,9 @@ def automations(*, dead_after: timedelta = DEAD_AFTER) -> Sequence[AutomationCor
         AutomationCore(
             name=LEFT_BEHIND,
             description="A rollout reached fewer hosts than its policy asks for. Add a notification to its actions.",
-            trigger=EventTrigger(
+            trigger=for_each_of_our_runs(
                 posture=Posture.Reactive,
-                match={"prefect.resource.id": "prefect.flow-run.*"},
-                match_related=tagged,  # type: ignore[arg-type]
-                for_each={"prefect.resource.id"},
                 expect={f"prefect.flow-run.{names.PARTIAL}"},
-                threshold=1,
                 within=timedelta(0),
             ),
             actions=[DoNothing()],

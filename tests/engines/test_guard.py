@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.flows.conftest import until
 
 from weighbridge.errors import EngineError
 from weighbridge.tasks.engines.guard import MARK_NAME, guarded
@@ -156,13 +156,6 @@ def test_a_host_that_hangs_in_the_reload_leaves_it_paused_and_marked_until_it_en
         assert not (engine / "state").exists()
         guard.settled(resumed=True)
         assert not guard.marked()
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_an_engine_that_is_never_paused_has_no_guard(tmp_path: Path) -> None:

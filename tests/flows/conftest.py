@@ -16,7 +16,6 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from tests.flows.small_run import FileEngine, SmallRun
 
-from weighbridge import logs
 from weighbridge.flows.connection import connected
 from weighbridge.flows.context import using_store
 from weighbridge.flows.server import ServerInfo, ensure_server, stop_server
@@ -48,7 +47,6 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def server(home: Path) -> Iterator[ServerInfo]:
-    logs.configure()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
         yield ensure_server(home)

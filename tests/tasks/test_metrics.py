@@ -1,11 +1,11 @@
 """What Prometheus reads of a host and of a trainer, over its own port."""
 
-import socket
 import uuid
 
 import httpx
 import pytest
 from prometheus_client import REGISTRY
+from tests.stores.servers import free_ports
 
 from weighbridge.errors import StoreError, UsageError
 from weighbridge.tasks.metrics import count_attempt, count_failed_push, count_push, serve_metrics
@@ -48,9 +48,7 @@ def test_a_trainer_tells_its_version_bytes_and_failures() -> None:
 
 def test_metrics_are_served_where_told_and_nowhere_else() -> None:
     serve_metrics("")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     serve_metrics(f"127.0.0.1:{port}")
     assert "weighbridge_version" in httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
     for wrong in (f"127.0.0.1:{port}", "127.0.0.1:no port", "here"):

@@ -157,7 +157,7 @@ def verify(
         _verify_neighbour(settings, target, json=json)
         return
     lineage = lineage_of(settings)
-    if target.isdecimal() and not Path(target).exists():
+    if _is_version(target):
         proof = verify_version(lineage, int(target))
         if json:
             print_json({"ok": True, "version": proof})
@@ -171,10 +171,15 @@ def verify(
     report.demand()
 
 
+def _is_version(target: str) -> bool:
+    """Whether `verify` is asked for a version: a number, and no folder of that name."""
+    return target.isdecimal() and not Path(target).exists()
+
+
 def _verify_neighbour(settings: Settings, target: str, *, json: bool) -> None:
     if settings.base is None:
         raise UsageError("missing: --base, on which a neighbour's deltas go. Nothing was read.")
-    is_version = target.isdecimal() and not Path(target).exists()
+    is_version = _is_version(target)
     layout, foreign = neighbour_of(settings)
     proof = verify_peer(
         layout,
