@@ -28,10 +28,11 @@ test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet"
 
 $(VENV)/.fleet: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'accelerate==1.15.0' 'transformers==5.24.0'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'accelerate==1.15.0' 'transformers==5.24.0' \
+		'prefect-dask==0.3.7' 'distributed==2026.8.0' 'prefect-ray==0.6.0' 'ray==2.60.0'
 	@touch $@
 
-test-fleet: $(VENV)/.fleet  ## trainer ranks under torchrun, a real transformers Trainer: at most 15 minutes
+test-fleet: $(VENV)/.fleet  ## ranks under torchrun, a transformers Trainer, Dask and Ray: at most 15 minutes
 	$(BIN)/python -m pytest -m fleet
 
 SEEDS ?= 2000

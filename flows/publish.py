@@ -6,9 +6,13 @@ from prefect.futures import PrefectFuture
 
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_bill
+from weighbridge.storage.attempt import Attempt, SpooledShard
+from weighbridge.storage.errand import Elsewhere
+from weighbridge.storage.feed import Feed
 from weighbridge.storage.publication import Publication
 from weighbridge.tasks.commit import commit
 from weighbridge.tasks.encode import encode
+from weighbridge.tasks.encode_elsewhere import encode_elsewhere
 from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.upload import upload
 
@@ -18,13 +22,11 @@ def publish(run: str, version: int, publication: Handle[Publication]) -> int:
     """Publishes one version; returns its number once the commit stands. Raises what the failing step raised."""
     pushed = publication.value
     attempt, feed = Handle(pushed.attempt), Handle(pushed.feed)
-    under_way: list[PrefectFuture[int]] = []
     try:
-        for batch in pushed.feed:
-            encoded = encode.submit(batch.index, attempt, Handle(batch), feed)
-            under_way += [encoded, upload.submit(batch.index, attempt, wait_for=[encoded], return_state=False)]
-        for step in under_way:  # a shard's encode before its upload: the first failure is the one that counts
-            step.result()
+        if pushed.elsewhere is None:
+            _encode_here(pushed, attempt, feed)
+        else:
+            _encode_there(pushed, pushed.elsewhere)
         commit(publication)
         pushed.announce()
         if pushed.manifest is not None:
@@ -38,3 +40,28 @@ def publish(run: str, version: int, publication: Handle[Publication]) -> int:
         attempt.release()
         feed.release()
     return version
+
+
+def _encode_here(pushed: Publication, attempt: Handle[Attempt], feed: Handle[Feed]) -> None:
+    under_way: list[PrefectFuture[int]] = []
+    for batch in pushed.feed:
+        encoded = encode.submit(batch.index, attempt, Handle(batch), feed)
+        under_way += [encoded, upload.submit(batch.index, attempt, wait_for=[encoded], return_state=False)]
+    for step in under_way:  # a shard's encode before its upload: the first failure is the one that counts
+        step.result()
+
+
+def _encode_there(pushed: Publication, elsewhere: Elsewhere) -> None:
+    """Sends each batch as an errand, and waits for all of them: what was uploaded is known even when one fails."""
+    sent: list[PrefectFuture[SpooledShard]] = [
+        encode_elsewhere.submit(elsewhere.site.errand(batch)) for batch in pushed.feed
+    ]
+    failure: Exception | None = None
+    for errand in sent:
+        try:
+            pushed.attempt.take_in(errand.result())
+        except Exception as error:  # noqa: BLE001 - raised below, once all have ended
+            failure = failure or error
+        pushed.feed.done()
+    if failure is not None:
+        raise failure

@@ -9,12 +9,12 @@ from prefect import Flow, flow
 from prefect.client.schemas.objects import State
 from prefect.context import SyncClientContext
 from prefect.exceptions import PrefectException
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
 from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import using_store
+from weighbridge.flows.elsewhere import task_runner
 from weighbridge.flows.publish import publish
 from weighbridge.flows.rollout import CutOverMode, hosts_outcome, mirrored, rollout
 from weighbridge.flows.sweep import sweep_trainer
@@ -122,8 +122,7 @@ def _sweep_once(run: str) -> None:
 
 
 def _threaded(publication: Handle[Publication]) -> Flow[..., Any]:
-    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2 * publication.value.threads)
-    return publish.with_options(task_runner=runner)  # type: ignore[arg-type] # Prefect's own runner, by its own types
+    return publish.with_options(task_runner=task_runner(publication.value.elsewhere, threads=publication.value.threads))
 
 
 def _unfinished(version: int, trouble: str) -> OrchestrationError:

@@ -166,6 +166,12 @@ class Attempt:
             self._uploaded.discard(batch.index)
         return shard
 
+    def take_in(self, shard: SpooledShard) -> None:
+        """Takes in a shard of this attempt's that was encoded, proven and uploaded on another machine."""
+        with self._lock:
+            self._shards[shard.index] = shard
+            self._uploaded.add(shard.index)
+
     def upload(self, index: int) -> int:
         """Uploads one encoded shard and checks its size; safe to repeat, since its name is this attempt's own."""
         shard = self._shards[index]

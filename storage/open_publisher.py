@@ -47,6 +47,7 @@ def open_publisher(
     exports: Sequence[Export] = (),
     snapshot: Kind = "memory",
     ranks: Ranks | None = None,
+    hold: bool = True,
 ) -> Publisher:
     """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot, by
     the shortest way from the base, an anchor, or a `replica` on this machine that proves equal.
@@ -55,7 +56,8 @@ def open_publisher(
     `exports` are neighbours' layouts, written after each commit. With a `signer` every version is signed, and only
     versions signed by its key (or those of `trust`) are gone on from.
     Holds one copy of the model from then on, in memory or in a file that is mapped. With several `ranks` all of them
-    call this; the first claims the root, and each brings only its share of the snapshot, when it is first needed.
+    call this; the first claims the root, and each brings only its share of the snapshot, when it is first needed. So
+    does a single one with `hold` False: for a writer whose shards are encoded elsewhere.
     Raises StoreUnfit, ForeignRun, CheckpointError, VersionRetired, NotTrusted, StoreError, RankLost; UsageError for a
     run that cannot be signed, and for exports by ranks of which none has the whole model.
     """
@@ -97,7 +99,7 @@ def open_publisher(
         share = Share(lineage, checkpoint, room=room, spool=spool / "share", disk=disk, clock=clock, threads=threads)
 
         def first() -> Snapshot:
-            if group.size > 1 or base is None:
+            if group.size > 1 or base is None or not hold:
                 return empty_snapshot(lineage, checkpoint)
             return first_snapshot(
                 lineage, base, replica=replica, spool=spool, disk=disk, clock=clock, threads=threads, room=room

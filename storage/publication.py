@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weighbridge.storage.attempt import Attempt
+from weighbridge.storage.errand import Elsewhere
 from weighbridge.storage.feed import Feed
 from weighbridge.storage.publisher import Publisher
 from weighbridge.storage.stores.hooks import Hooks
@@ -19,7 +20,7 @@ from weighbridge.values import Label, Manifest
 class Publication:
     """Made by `push`, carried through Prefect in a handle. `manifest` is set once the commit stands, `settled` once
     the publisher may begin the next one, whatever came of this one. `seconds` by phase. `failure` is what ended
-    it without a commit."""
+    it without a commit. `elsewhere` says who encodes the batches, which then hold no bytes; None: this process."""
 
     publisher: Publisher
     attempt: Attempt
@@ -31,6 +32,7 @@ class Publication:
     settled: threading.Event = field(default_factory=threading.Event)
     seconds: dict[str, float] = field(default_factory=dict)
     failure: BaseException | None = None
+    elsewhere: Elsewhere | None = None
 
     def commit(self) -> Manifest:
         """Commits the attempt and advances the snapshot; see Publisher.commit."""

@@ -109,6 +109,11 @@ class Publisher:
         return self._snapshot.manifest.run_id
 
     @property
+    def parent_digest(self) -> str:
+        """The digest of that version's manifest: what the next one names as its parent's."""
+        return self._snapshot.manifest.digest
+
+    @property
     def digest_kind(self) -> str:
         """How parts are digested in this run."""
         return self._snapshot.manifest.digest_kind
@@ -122,6 +127,11 @@ class Publisher:
     def aliases(self) -> Mapping[str, str]:
         """Tied tensors, as the newest version records them, and those given since."""
         return {**self._snapshot.manifest.aliases, **self._aliases}
+
+    def hold_nothing(self) -> None:
+        """Lets go of the snapshot's bytes, where it holds them as they are needed: whoever encodes has their own."""
+        if isinstance(image := self._snapshot.image, ShareImage):
+            image.keep_only(())
 
     def begin(self) -> Attempt:
         """Opens an attempt at the next version, once nothing of an earlier one is in doubt.

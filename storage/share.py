@@ -27,16 +27,17 @@ from weighbridge.storage.ways import find_way, learn_gaps
 log = structlog.get_logger("weighbridge.publisher")
 
 
-def empty_snapshot(lineage: Lineage, base: Checkpoint) -> Snapshot:
-    """The head's manifest and digests, and none of its bytes yet. Raises ForeignRun for another base."""
+def empty_snapshot(lineage: Lineage, base: Checkpoint, *, version: int | None = None) -> Snapshot:
+    """A version's manifest and digests (None: the head's), and none of its bytes yet. Raises ForeignRun for another
+    base."""
     specs = specs_of(lineage.manifest(0))
     if {spec.name: spec for spec in specs} != base.specs():
         raise ForeignRun(
             f"{base.folder} has other tensors than the base of run {lineage.run.run_id}. Nothing was changed; give "
             "every rank the base that the run began with."
         )
-    head = state_at(lineage, max(lineage.head(), 0))
-    return Snapshot(head.manifest, ShareImage(specs), {key: row.after for key, row in head.rows.items()})
+    found = state_at(lineage, max(lineage.head(), 0) if version is None else version)
+    return Snapshot(found.manifest, ShareImage(specs), {key: row.after for key, row in found.rows.items()})
 
 
 class Share:

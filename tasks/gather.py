@@ -24,6 +24,8 @@ from weighbridge.values import TensorSpec
 if TYPE_CHECKING:
     import torch
 
+    from weighbridge.storage.codecs.contract import Bytes
+
 Source: TypeAlias = Union[
     "torch.nn.Module", Mapping[str, object], Iterable[tuple[str, object]], str, "os.PathLike[str]", Checkpoint
 ]
@@ -31,6 +33,13 @@ Source: TypeAlias = Union[
 or numpy's."""
 
 _COMPARE = "xxh3-128"
+
+
+def folder_of(source: Source) -> Checkpoint | None:
+    """The checkpoint folder that is pushed, if it is one. Raises CheckpointError."""
+    if isinstance(source, str | os.PathLike):
+        return open_checkpoint(Path(source))
+    return source if isinstance(source, Checkpoint) else None
 
 
 def gather(source: Source, expect: Expectation, sharing: Sharing | None = None) -> Iterator[Gathered]:
@@ -44,10 +53,10 @@ def gather(source: Source, expect: Expectation, sharing: Sharing | None = None) 
     for something that cannot be pushed.
     """
     divided = sharing or alone(expect.specs)
-    if isinstance(source, Checkpoint):
-        return _from_checkpoint(source, expect, divided)
-    if isinstance(source, str | os.PathLike):
-        return _from_checkpoint(open_checkpoint(Path(source)), expect, divided)
+    if isinstance(source, str | os.PathLike | Checkpoint):
+        folder = folder_of(source)
+        assert folder is not None
+        return _from_checkpoint(folder, expect, divided)
     if _is_module(source):
         return _from_entries(_entries(source.state_dict().items()), expect, divided)
     if isinstance(source, Mapping):
@@ -144,30 +153,42 @@ def _from_stream(pairs: Iterable[object], expect: Expectation, sharing: Sharing)
 
 
 def _from_checkpoint(checkpoint: Checkpoint, expect: Expectation, sharing: Sharing) -> Iterator[Gathered]:
-    """A folder's tensors, read into memory of their own: a file cut short meanwhile is an error, not a signal."""
-    tally, reader = Tally(expect), HostBytes()
-    wanted = {name: tally.admit(name, spec.dtype, spec.shape) for name, spec in checkpoint.specs().items()}
-
-    def read(name: str) -> Gathered:
-        have, want = checkpoint.tensors[name].spec, wanted[name]
-        assert want is not None  # settled above
-        data = checkpoint.read(name)
-        if have.dtype != want.dtype:
-            data = reader.convert(data, have.dtype, want.dtype)
-        data.flags.writeable = False
-        return Gathered(want, data, stable=True)
-
-    if tally.sound:
-        for name in filter(tally.needs_digest, wanted):
-            tally.prove(name, digest_bytes(_COMPARE, read(name).data.data))
-    sharing.agree(tally)
-    for name in wanted:
+    reader = HostBytes()
+    for name, spec in admit_folder(checkpoint, expect, sharing).items():
         if name not in expect.specs:
             continue
+        item = Gathered(spec, read_tensor(checkpoint, reader, name, spec), stable=True)
         if sharing.is_mine(name):
-            yield read(name)
+            yield item
         else:
-            sharing.let_go(read(name))
+            sharing.let_go(item)
+
+
+def admit_folder(checkpoint: Checkpoint, expect: Expectation, sharing: Sharing) -> dict[str, TensorSpec]:
+    """What each of a folder's tensors has to become, by its name there, once everything was checked. Raises
+    GatherError."""
+    tally, reader = Tally(expect), HostBytes()
+    wanted: dict[str, TensorSpec] = {}
+    for name, have in checkpoint.specs().items():
+        if (spec := tally.admit(name, have.dtype, have.shape)) is not None:
+            wanted[name] = spec
+    if tally.sound:
+        for name in filter(tally.needs_digest, wanted):
+            data = read_tensor(checkpoint, reader, name, wanted[name])
+            tally.prove(name, digest_bytes(_COMPARE, data.data))
+    sharing.agree(tally)
+    return wanted
+
+
+def read_tensor(checkpoint: Checkpoint, reader: HostBytes, name: str, want: TensorSpec) -> Bytes:
+    """A tensor of a folder as the base has it, read into memory of its own: a file cut short meanwhile is an error, not
+    a signal. One-dimensional uint8, read-only. Raises CheckpointError."""
+    have = checkpoint.tensors[name].spec
+    data = checkpoint.read(name)
+    if have.dtype != want.dtype:
+        data = reader.convert(data, have.dtype, want.dtype)
+    data.flags.writeable = False
+    return data
 
 
 def _admit(tally: Tally, name: str, value: object, memories: Memories) -> TensorSpec | None:

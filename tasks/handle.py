@@ -15,8 +15,8 @@ class Handle(Generic[T]):
 
     __slots__ = ("__weakref__", "_value")
 
-    def __init__(self, value: T) -> None:
-        self._value: T | None = value
+    def __init__(self, value: T | None) -> None:
+        self._value = value
 
     @property
     def value(self) -> T:
@@ -28,6 +28,10 @@ class Handle(Generic[T]):
     def release(self) -> None:
         """Lets go of the value."""
         self._value = None
+
+    def __reduce__(self) -> "tuple[type[Handle[T]], tuple[None]]":
+        """What a handle carries does not leave its process: elsewhere it is a released one."""
+        return Handle, (None,)
 
     def __repr__(self) -> str:
         return f"Handle({type(self._value).__name__})"

@@ -72,6 +72,10 @@ class Settings(BaseSettings):
     cutover: Literal["each", "together"] = "each"
     shard_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
     threads: int = Field(default=0, ge=0)
+    # where a pushed folder's shards are encoded: here, or on a cluster (None: one of this machine's own) whose workers
+    # see the folder, the base and the store under the same names
+    encode_on: Literal["threads", "dask", "ray"] = "threads"
+    encode_address: str | None = None
     spool: Path | None = None
     snapshot: Kind = "memory"  # "mmap" keeps a writer's copy of the model in a file in its spool
     # with torch.distributed: all ranks push together, or this one alone; how long one waits for another, and how long
@@ -221,6 +225,12 @@ class Settings(BaseSettings):
             raise ValueError("engine_pull_from and engine_pull_into go together, and with engine 'sglang' alone")
         if self.allowed_age is not None and not self.trust:
             raise ValueError("allowed_age is set, but no key to trust: an age that nobody signed means nothing")
+        if self.encode_address is not None and self.encode_on == "threads":
+            raise ValueError("encode_address names a cluster, and encode_on does not say which kind: dask or ray")
+        if self.encode_on != "threads" and self.layout:
+            raise ValueError(
+                f"a layout is written from the whole model, which encode_on {self.encode_on!r} never holds"
+            )
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("a host is named twice")
         if self.name in self.engine_nodes:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,15 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 from weighbridge import logs
 from weighbridge.errors import CommitConflict, SyncIncomplete, UsageError, WriterOvertaken
+from weighbridge.flows.elsewhere import need_carrier
 from weighbridge.flows.lanes import Lanes
 from weighbridge.flows.sync import SyncOptions, SyncOutcome, run_rollout, run_sync
 from weighbridge.pending import Backlog, PendingPush
+from weighbridge.reading import elsewhere_of, have_read, read_here
 from weighbridge.settings import Settings, load_settings
-from weighbridge.storage.batching import batches
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.codecs import warm as warm_kernels
-from weighbridge.storage.expectation import Expectation
 from weighbridge.storage.feed import Feed, FeedBroken
 from weighbridge.storage.localdisk import LocalDisk
 from weighbridge.storage.manifest import check_labels
@@ -39,7 +39,7 @@ from weighbridge.storage.ranks import FIRST, Alone, Ranks, Round
 from weighbridge.storage.records import SERVED, SUPERSEDED
 from weighbridge.storage.spools import spool_folder
 from weighbridge.storage.stores import open_store
-from weighbridge.tasks.gather import Source, gather
+from weighbridge.tasks.gather import Source, folder_of
 from weighbridge.tasks.metrics import count_failed_push, count_push, serve_metrics
 from weighbridge.tasks.publish_here import publish_here
 from weighbridge.tasks.sharing import Sharing
@@ -49,6 +49,7 @@ from weighbridge.values import HostOutcome, Label, PushResult
 T = TypeVar("T")
 
 _CONFLICT_TRIES = 3
+_ANY_NUMBER = 1 << 40  # of batches that hold no bytes
 
 
 class WeightSync:
@@ -79,6 +80,8 @@ class WeightSync:
         self._settings: Settings = load_settings(given)
         if self._settings.store is None or self._settings.base is None:
             raise UsageError("WeightSync needs a store and a base checkpoint. Nothing was started.")
+        if self._settings.encode_on != "threads":
+            need_carrier(self._settings.encode_on)
         logs.configure(json_lines=self._settings.log_json)
         serve_metrics(self._settings.metrics_listen)
         self._options = SyncOptions(
@@ -232,13 +235,20 @@ class WeightSync:
                 exports=[Export(get_layout(name), theirs or store, writing) for name in settings.layout],
                 snapshot=settings.snapshot,
                 ranks=self._ranks,
+                hold=settings.encode_on == "threads",
             )
         return self._publisher
 
     def _find_ranks(self) -> Ranks:
         if self._settings.ranks == "alone":
             return Alone()
-        return ranks_of_process(deadline_seconds=self._settings.rank_deadline, grace_seconds=self._settings.rank_grace)
+        ranks = ranks_of_process(deadline_seconds=self._settings.rank_deadline, grace_seconds=self._settings.rank_grace)
+        if ranks.size > 1 and self._settings.encode_on != "threads":
+            raise UsageError(
+                f"encode_on is {self._settings.encode_on!r}, for a folder that one process pushes, and {ranks.size} "
+                "ranks push together. Nothing was published; leave it out, or push from one rank with ranks='alone'."
+            )
+        return ranks
 
     def _at_rest(self) -> Publisher:
         """The publisher, once the push before has settled whether its version stands."""
@@ -250,9 +260,17 @@ class WeightSync:
         publisher = self._at_rest()
         self._backlog.make_room(publisher.version + 1)
         started = time.perf_counter()
-        feed = Feed(in_flight=self._settings.encode_threads + 1)
+        folder = folder_of(source) if self._settings.encode_on != "threads" else None
+        feed = Feed(in_flight=self._settings.encode_threads + 1 if folder is None else _ANY_NUMBER)
+        attempt = publisher.begin()
         publication = Publication(
-            publisher, publisher.begin(), feed, labels, self._settings.encode_threads, self._settings.hooks
+            publisher,
+            attempt,
+            feed,
+            labels,
+            self._settings.encode_threads,
+            self._settings.hooks,
+            elsewhere=None if folder is None else elsewhere_of(folder, publisher, attempt, self._settings),
         )
         work = partial(self._publish, publication, started)
         outcome = self._lanes.submit(work) if publisher.ranks.rank == FIRST else _in_thread(work)
@@ -271,7 +289,10 @@ class WeightSync:
             window_bytes=self._settings.shard_bytes,
         )
         try:
-            self._gather(source, publication, sharing)
+            if folder is None:
+                read_here(source, publication, sharing, self._settings)
+            else:
+                have_read(folder, publication, self._settings)
             shared.leave()
         except FeedBroken:
             shared.leave()
@@ -284,26 +305,6 @@ class WeightSync:
             shared.check()  # what failed first, on whichever rank
             raise
         return self._last
-
-    def _gather(self, source: Source, publication: Publication, sharing: Sharing) -> None:
-        """Reads the trainer's tensors, in the trainer's thread, until all of them were encoded."""
-        started = time.perf_counter()
-        publisher, feed = publication.publisher, publication.feed
-        expect = Expectation(publisher.specs, publisher.aliases, self._settings.unchanged)
-        gathered = gather(source, expect, sharing)
-        tensors = ((item.spec, item.lasting()) for item in gathered)
-        try:
-            for batch in batches(tensors, shard_bytes=self._settings.shard_bytes):
-                feed.put(batch)
-        except FeedBroken:
-            if publisher.ranks.size > 1:
-                with suppress(Exception):  # what broke the feed is what is told
-                    for _ in gathered:  # other ranks may be in the source's collectives with us
-                        pass
-            raise
-        feed.close()
-        feed.drain()
-        publication.seconds["gather"] = time.perf_counter() - started
 
     def _publish(self, publication: Publication, started: float) -> PushResult:
         """The other thread's part: the sync flow, and what it came to."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from weighbridge import WeightSync
 from weighbridge.errors import UsageError
 from weighbridge.settings import load_settings
 
@@ -41,6 +42,19 @@ def test_a_variable_that_cannot_be_right_is_a_usage_error(
     monkeypatch.setenv(f"WEIGHBRIDGE_{variable}", value)
     with pytest.raises(UsageError, match=r"(?i)nothing was started"):
         load_settings({})
+
+
+def test_a_cluster_without_its_kind_and_a_layout_from_a_model_that_nobody_holds_are_contradictions() -> None:
+    with pytest.raises(UsageError, match="dask or ray"):
+        load_settings({"encode_address": "tcp://10.0.0.1:8786"})
+    with pytest.raises(UsageError, match="layout"):
+        load_settings({"encode_on": "ray", "layout": "trl"})
+
+
+def test_a_cluster_whose_extra_is_not_installed_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weighbridge.flows.elsewhere.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"weighbridge\[dask\]"):
+        WeightSync("store", "base", encode_on="dask")
 
 
 @pytest.mark.parametrize("text", ["store = [", "nonsense = 1"])

@@ -22,6 +22,8 @@ def sync(
     sign: Path | None = None,
     cutover: str | None = None,
     layout: Layout = None,
+    encode_on: str | None = None,
+    encode_address: str | None = None,
     label: Annotated[tuple[str, ...], Parameter(help="key=value, kept with the version; repeatable.")] = (),
     json: Json = False,
     log_json: LogJson = False,
@@ -37,15 +39,21 @@ def sync(
     cutover
         each: an engine changes over when its host is ready; together: all at once, when as many as the policy asks for
         are prepared.
+    encode_on
+        Where shards are encoded: threads (of this process), or dask or ray (extras of these names), whose workers see
+        the checkpoint, the base and the store under the same names.
+    encode_address
+        The cluster's address; without one, a cluster of this machine's own for this sync.
     sign
         A private key (`weighbridge keygen`) to sign the version with; a run is signed from its first version on.
     """
     given = {"store": store, "base": base, "hosts": hosts, "run": run, "policy": policy}
-    settings = settings_of(("store", "base"), **given, cutover=cutover, sign=sign, layout=layout)
+    given |= {"cutover": cutover, "sign": sign, "layout": layout, "encode_on": encode_on}
+    settings = settings_of(("store", "base"), **given, encode_address=encode_address)
     logs.to_stderr(json_lines=log_json or settings.log_json)
     from weighbridge.weight_sync import WeightSync
 
-    names = ("run", "policy", "cutover", "sign", "layout")
+    names = ("run", "policy", "cutover", "sign", "layout", "encode_on", "encode_address")
     chosen = {name: getattr(settings, name) for name in names}
     with WeightSync(settings.store, settings.base, settings.hosts, **chosen) as front:
         result = front.push(checkpoint, labels=_labels(label), wait=True)
