@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks examples
 
-.PHONY: help demo test test-fleet fuzz soak test-stores test-engines demo-s3 lint lock pip-audit bench dist clean
+.PHONY: help demo test test-fleet test-ui fuzz soak test-stores test-engines demo-s3 lint lock pip-audit bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 	$(BIN)/weighbridge demo
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet and not ui"
 
 $(VENV)/.fleet: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'accelerate==1.15.0' 'transformers==5.24.0' \
@@ -34,6 +34,11 @@ $(VENV)/.fleet: $(READY)
 
 test-fleet: $(VENV)/.fleet  ## ranks under torchrun, a transformers Trainer, Dask and Ray: at most 15 minutes
 	$(BIN)/python -m pytest -m fleet
+
+PICTURES ?=
+
+test-ui: $(READY)  ## the UI in a headless Chromium: a failed host, its Retry (PICTURES=docs/images makes the docs' pictures)
+	PICTURES=$(PICTURES) $(BIN)/python -m pytest -m ui tests/ui
 
 SEEDS ?= 2000
 FIRST ?= 0
