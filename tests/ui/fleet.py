@@ -50,14 +50,8 @@ class Fleet:
         for host in HOSTS:
             (self.folder / f"engine-{host}").mkdir()
             self.repair(host)
-            options = [
-                "--name",
-                host,
-                "--replica",
-                f"replica-{host}",
-                *_ENGINE,
-                f"sh reload.sh engine-{host} {{version}}",
-            ]
+            options = ["--name", host, "--replica", f"replica-{host}"]
+            options += ["--engine", "command", "--engine-command", f"sh reload.sh engine-{host} {{version}}"]
             with open(self.folder / f"log-{host}", "wb") as log:
                 self._hosts.append(
                     subprocess.Popen(self._command("host", *options), **self._around, stdout=log, stderr=log)
