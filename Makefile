@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks examples
 
-.PHONY: help demo test test-fleet test-ui fuzz soak test-stores test-engines demo-s3 lint lock pip-audit bench dist clean
+.PHONY: help demo test test-fleet test-ui test-units fuzz soak test-stores test-engines demo-s3 lint lock pip-audit bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ demo: $(READY)  ## the main job on this machine: a small model trains, three hos
 	$(BIN)/weighbridge demo
 
 test: $(READY)  ## the tests: no root, nothing beyond PyPI, at most 10 minutes
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet and not ui"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not stores and not engines and not fleet and not ui and not systemd"
 
 $(VENV)/.fleet: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'accelerate==1.15.0' 'transformers==5.24.0' \
@@ -39,6 +39,9 @@ PICTURES ?=
 
 test-ui: $(READY)  ## the UI in a headless Chromium: a failed host, its Retry (PICTURES=docs/images makes the docs' pictures)
 	PICTURES=$(PICTURES) $(BIN)/python -m pytest -m ui tests/ui
+
+test-units: $(READY)  ## the systemd units, by systemd-analyze (Debian's package systemd)
+	$(BIN)/python -m pytest -m systemd tests/test_deployments.py
 
 SEEDS ?= 2000
 FIRST ?= 0

@@ -1,7 +1,7 @@
 """What this process brings to runs that name only a run, a version and hosts: its own hosts, and the stores it may use.
 A flow's parameters carry neither credentials nor folders. Must not know Prefect."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +12,14 @@ from weighbridge.tasks.host_attempt import Host
 
 Known = TypeVar("Known")
 
+SyncCheckpoint = Callable[[Sequence[str]], str]
+"""Publishes the checkpoint that this process was started with and brings hosts to it (none: those it was started with);
+returns what to say."""
+
 _hosts: dict[str, Host] = {}
 _stores: dict[str, Store] = {}
 _bases: dict[str, Path] = {}
+_checkpoints: dict[str, SyncCheckpoint] = {}
 
 
 @contextmanager
@@ -51,6 +56,17 @@ def _put_back(known: dict[str, Known], run: str, before: Known | None) -> None:
         known[run] = before
 
 
+@contextmanager
+def using_checkpoint(run: str, sync: SyncCheckpoint) -> Iterator[None]:
+    """Lets runs of this process sync the checkpoint of a training run."""
+    before = _checkpoints.get(run)
+    _checkpoints[run] = sync
+    try:
+        yield
+    finally:
+        _put_back(_checkpoints, run, before)
+
+
 def host_here(name: str, run: str) -> Host:
     """A host of this process. Raises OrchestrationError when it is not, ForeignRun when it follows another run."""
     host = _hosts.get(name)
@@ -81,3 +97,14 @@ def store_here(run: str) -> Store:
 def base_here(run: str) -> Path | None:
     """The folder of a training run's base, if this process was given one."""
     return _bases.get(run)
+
+
+def checkpoint_here(run: str) -> SyncCheckpoint:
+    """What syncs the checkpoint of a training run. Raises OrchestrationError when this process was given none."""
+    try:
+        return _checkpoints[run]
+    except KeyError:
+        raise OrchestrationError(
+            f"this process was given no checkpoint of run {run!r}. Nothing was published; start its steward with "
+            "--checkpoint."
+        ) from None

@@ -22,6 +22,7 @@ from prefect.tasks import Task
 
 from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
+from weighbridge.flows.cutover import cutover
 from weighbridge.flows.deployments import ensure_deployment, forget_deployments
 from weighbridge.flows.host_sync import host_sync
 from weighbridge.flows.prepare import prepare
@@ -34,6 +35,7 @@ def ensure_host_flows(client: SyncPrefectClient) -> None:
     """Makes sure that the hosts' deployments exist."""
     ensure_host_sync(client)
     ensure_prepare(client)
+    ensure_deployment(client, cutover, deployment=names.CUTOVER_DEPLOYMENT, pool=names.HOSTS_POOL)
 
 
 def ensure_host_sync(client: SyncPrefectClient) -> UUID:

@@ -18,6 +18,8 @@ from weighbridge.tasks.apply import apply
 from weighbridge.tasks.fetch import fetch
 from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.host_attempt import HostAttempt
+from weighbridge.tasks.record import record
+from weighbridge.tasks.reload import reload
 from weighbridge.tasks.verify import verify
 
 log = structlog.get_logger("weighbridge.host")
@@ -58,6 +60,15 @@ def bring_up_copy(attempt: Handle[HostAttempt]) -> None:
     apply(attempt)
     verify(attempt)
     stop_if_cancelled(attempt.value, "the cut over")
+
+
+def serve(attempt: Handle[HostAttempt]) -> str:
+    """All of it: what is missing of the copy, the cut over, the record; returns what to say."""
+    if not attempt.value.is_standing:
+        bring_up_copy(attempt)
+    reload(attempt)
+    record(attempt)
+    return summary(attempt.value, "serves")
 
 
 def stop_if_cancelled(attempt: HostAttempt, step: str) -> None:

@@ -8,22 +8,10 @@ from prefect.client.schemas.objects import State
 
 from weighbridge.flows import names
 from weighbridge.flows.healing import heal_after
-from weighbridge.flows.host_steps import bring_up_copy, summary, take_turn
-from weighbridge.tasks.handle import Handle
-from weighbridge.tasks.host_attempt import HostAttempt
-from weighbridge.tasks.record import record
-from weighbridge.tasks.reload import reload
+from weighbridge.flows.host_steps import serve, take_turn
 
 
 @flow(name=names.HOST_SYNC, flow_run_name="v{version} on {host}", on_completion=[heal_after], persist_result=False)
 def host_sync(run: str, version: int, host: str) -> State[Any]:
     """Brings one host to a version: fetch, apply, verify, cut over, record. What `prepare` did is not done again."""
-    return take_turn(run, version, host, _carry_out)
-
-
-def _carry_out(attempt: Handle[HostAttempt]) -> str:
-    if not attempt.value.is_standing:
-        bring_up_copy(attempt)
-    reload(attempt)
-    record(attempt)
-    return summary(attempt.value, "serves")
+    return take_turn(run, version, host, serve)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,8 @@ from prefect.client.schemas.objects import FlowRun
 
 from weighbridge.flows import names, upkeep
 from weighbridge.flows.automations import ensure_automations
-from weighbridge.flows.context import hosting, using_store
+from weighbridge.flows.context import SyncCheckpoint, hosting, using_checkpoint, using_store
+from weighbridge.flows.cutover import cutover
 from weighbridge.flows.dispatch import ensure_host_flows
 from weighbridge.flows.follower import Follower
 from weighbridge.flows.healing import heal
@@ -27,6 +28,7 @@ from weighbridge.flows.keep_working import Work, keep_working
 from weighbridge.flows.prepare import prepare as prepare_flow
 from weighbridge.flows.rollout import ensure_rollout, rollout
 from weighbridge.flows.sweep import sweep
+from weighbridge.flows.sync_checkpoint import ensure_sync_checkpoint, sync_checkpoint
 from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.host_attempt import Host
 
@@ -65,17 +67,21 @@ def serve_steward(
     store: Store,
     *,
     base: Path | None = None,
+    checkpoint: SyncCheckpoint | None = None,
     options: WorkerOptions | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Executes the rollouts of one training run that somebody starts from the UI, and its upkeep, until stopped like a
-    host. `base` is the folder of the run's base, which the first anchor is made from."""
+    host. `base` is the folder of the run's base, which the first anchor is made from. With `checkpoint` its syncs can
+    be started from the UI too."""
     chosen = options or WorkerOptions()
 
     def prepare(client: SyncPrefectClient) -> None:
         ensure_host_flows(client)
         ensure_rollout(client, run)
         upkeep.ensure_upkeep(client, run)
+        if checkpoint is not None:
+            ensure_sync_checkpoint(client, run)
         ensure_automations(client)
         sweep(client, pool=names.STEWARD_POOL, queue=run, running=work.running)
         heal(client, store, run=run)
@@ -83,13 +89,17 @@ def serve_steward(
     work = Work(
         pool=names.STEWARD_POOL,
         queue=run,
-        flows={names.ROLLOUT: rollout, **upkeep.FLOWS},
+        flows={names.ROLLOUT: rollout, names.SYNC_CHECKPOINT: sync_checkpoint, **upkeep.FLOWS},
         limit=_STEWARD_LIMIT,
         order=lambda flow_run: flow_run.expected_start_time,
         prepare=prepare,
         tell=lambda connected: log.info("steward ready", run=run, connected=connected),
     )
-    with using_store(run, store, base=base), _stopped_by_signals(stop or threading.Event()) as ended:
+    with (
+        using_store(run, store, base=base),
+        nullcontext() if checkpoint is None else using_checkpoint(run, checkpoint),
+        _stopped_by_signals(stop or threading.Event()) as ended,
+    ):
         asyncio.run(keep_working(work, home=chosen.home, poll_seconds=chosen.poll_seconds, stop=ended))
 
 
@@ -103,7 +113,12 @@ class _HostProcess:
         self._work = Work(
             pool=names.HOSTS_POOL,
             queue=host.name,
-            flows={names.HOST_SYNC: host_sync, names.PREPARE: prepare_flow, names.SCRUB: upkeep.OF_HOST.flow},
+            flows={
+                names.HOST_SYNC: host_sync,
+                names.PREPARE: prepare_flow,
+                names.CUTOVER: cutover,
+                names.SCRUB: upkeep.OF_HOST.flow,
+            },
             limit=1,  # one replica: one sync at a time
             order=_newest_first,
             prepare=self._prepare,

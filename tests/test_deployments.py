@@ -28,7 +28,9 @@ def test_prefect_yaml_has_the_deployments_that_the_code_makes_by_module_entry_po
     wanted = {
         names.HOST_DEPLOYMENT: (names.HOSTS_POOL, []),
         names.PREPARE_DEPLOYMENT: (names.HOSTS_POOL, []),
+        names.CUTOVER_DEPLOYMENT: (names.HOSTS_POOL, []),
         f"{names.ROLLOUT}/{names.ROLLOUT}": (names.STEWARD_POOL, []),
+        f"{names.SYNC_CHECKPOINT}/{names.SYNC_CHECKPOINT}": (names.STEWARD_POOL, []),
     }
     for of, pool in [*((of, names.STEWARD_POOL) for of in UPKEEP), (OF_HOST, names.HOSTS_POOL)]:
         wanted[f"{of.flow.name}/{of.flow.name}"] = (pool, [] if of.every is None else [of.every.total_seconds()])
@@ -60,9 +62,10 @@ def test_kubernetes_runs_commands_that_there_are_with_settings_that_there_are() 
                     app[words[0]]  # raises KeyError for a command that there is not
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
+@pytest.mark.systemd
 @pytest.mark.parametrize("unit", sorted(DEPLOYMENTS.glob("*.service")), ids=lambda unit: unit.stem)
 def test_a_systemd_unit_is_one(unit: Path) -> None:
+    assert shutil.which("systemd-analyze"), "systemd-analyze is not on this machine: apt-get install systemd"
     said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     faults = [line for line in said.stderr.splitlines() if unit.name in line and "not executable" not in line]
     assert faults == []

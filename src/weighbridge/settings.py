@@ -109,6 +109,7 @@ class Settings(BaseSettings):
     grace: float = Field(default=86_400.0, ge=0)
     allowed_staleness: int | None = Field(default=None, ge=0)
     alarm_unchanged: int = Field(default=3, ge=1)  # versions in a row without one changed byte
+    checkpoint: Path | None = None  # a steward's own: the folder that `sync-checkpoint` publishes when it is asked to
     # a host's own
     name: str | None = None
     replica: Path | None = None
