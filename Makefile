@@ -32,7 +32,7 @@ $(VENV)/.fleet: $(READY)
 		'prefect-dask==0.3.7' 'distributed==2026.8.0' 'prefect-ray==0.6.0' 'ray==2.60.0'
 	@touch $@
 
-test-fleet: $(VENV)/.fleet  ## ranks under torchrun, a transformers Trainer, Dask and Ray: at most 15 minutes
+test-fleet: $(VENV)/.fleet $(VENV)/.stores  ## ranks under torchrun, a transformers Trainer, Dask and Ray, many hosts, faults: at most 15 minutes
 	$(BIN)/python -m pytest -m fleet
 
 PICTURES ?=
@@ -45,14 +45,14 @@ test-units: $(READY)  ## the systemd units, by systemd-analyze (Debian's package
 
 SEEDS ?= 2000
 FIRST ?= 0
-MINUTES ?= 120
+MINUTES ?= 10
 
 FUZZ_EXAMPLES ?= 5000
 
 fuzz: $(READY)  ## every parser and decoder against hostile input: FUZZ_EXAMPLES=5000 cases a test (about 15 minutes)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/property/test_hostile.py
 
-soak: $(READY)  ## the simulator: SEEDS=2000 FIRST=0 MINUTES=120, or SEED=17 for one alone with its whole trace
+soak: $(READY)  ## the simulator for MINUTES=10, at most SEEDS=2000 from FIRST=0 on; or SEED=17 alone, with its whole trace
 	$(BIN)/python -m tests.simulator.soak $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES))
 
 $(VENV)/.stores: $(READY)

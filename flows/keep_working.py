@@ -19,12 +19,15 @@ from weighbridge.errors import WeighbridgeError
 from weighbridge.flows.connection import UNREACHABLE, connected, find_api
 from weighbridge.flows.deployments import forget_deployments
 from weighbridge.flows.flow_worker import FlowWorker
+from weighbridge.flows.sweep import LaterSweep
 from weighbridge.storage.backoff import Backoff
 
 log = structlog.get_logger("weighbridge.worker")
 
 _REPORT_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
+_SWEEP_SECONDS = 10.0
+_MOST_SWEEP_SECONDS = 300.0
 _AGAIN_SECONDS = 1.0
 _RECONNECT = partial(Backoff, first_seconds=0.5, most_seconds=15.0)
 
@@ -55,7 +58,7 @@ async def keep_working(work: Work, *, home: Path | None, poll_seconds: float, st
                 await asyncio.to_thread(work.prepare, client)
                 work.tell(True)
                 waits = _RECONNECT().waits()
-                await _work(work, api_url, poll_seconds=poll_seconds, stop=stop)
+                await _work(work, api_url, client, poll_seconds=poll_seconds, stop=stop)
         except* (WeighbridgeError, *UNREACHABLE) as failures:
             log.warning("no Prefect server for now; will look again", queue=work.queue, error=_first(failures))
         start = False
@@ -65,7 +68,9 @@ async def keep_working(work: Work, *, home: Path | None, poll_seconds: float, st
             await _stopped(stop, within_seconds=next(waits))
 
 
-async def _work(work: Work, api_url: str, *, poll_seconds: float, stop: threading.Event) -> None:
+async def _work(
+    work: Work, api_url: str, client: SyncPrefectClient, *, poll_seconds: float, stop: threading.Event
+) -> None:
     worker = FlowWorker(
         pool=work.pool,
         queue=work.queue,
@@ -81,9 +86,19 @@ async def _work(work: Work, api_url: str, *, poll_seconds: float, stop: threadin
             group.create_task(worker.poll(seconds=poll_seconds)),
             group.create_task(worker.report(seconds=_REPORT_SECONDS)),
             group.create_task(_listen(worker)),
+            group.create_task(_look_again(work, client)),
         ]
         await _stopped(stop)
         await _end(services)
+
+
+async def _look_again(work: Work, client: SyncPrefectClient) -> None:
+    """Ends what ended unheard: soon after a connection was lost and made again, and seldom while all is well."""
+    later, wait = LaterSweep(pool=work.pool, queue=work.queue, running=work.running), _SWEEP_SECONDS
+    while True:
+        await asyncio.sleep(wait)
+        found = await asyncio.to_thread(later.look, client)
+        wait = _SWEEP_SECONDS if found else min(2 * wait, _MOST_SWEEP_SECONDS)
 
 
 async def _end(services: Iterable[asyncio.Task[None]]) -> None:

@@ -1,10 +1,15 @@
 """Sync: what `push` starts. Publish, then roll the version out to the hosts. Whatever becomes of Prefect on the way,
 the trainer is told what really happened: the commit and the hosts' records say so, not the states."""
 
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+import structlog
 from prefect import Flow, flow
 from prefect.client.schemas.objects import State
 from prefect.context import SyncClientContext
@@ -12,7 +17,7 @@ from prefect.exceptions import PrefectException
 
 from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
-from weighbridge.flows.connection import UNREACHABLE
+from weighbridge.flows.connection import UNREACHABLE, connected, find_api
 from weighbridge.flows.context import using_store
 from weighbridge.flows.elsewhere import task_runner
 from weighbridge.flows.publish import publish
@@ -24,7 +29,11 @@ from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.handle import Handle
 from weighbridge.values import HostOutcome
 
+log = structlog.get_logger("weighbridge.sync")
+
 _swept: set[str] = set()
+"""The training runs of which the server knows how everything ended that this process and those before it did."""
+_versions_at_work: defaultdict[str, set[int]] = defaultdict(set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +80,7 @@ def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
     hosts, store = list(options.hosts), publication.publisher.store
     handle = Handle(publication)
     try:
-        _sweep_once(run)
-        with using_store(run, store):
+        with _at_work(run, version), using_store(run, store):
             ended: Any  # Prefect's overloads do not know a flow that returns a state
             if hosts:
                 policy = (options.required, options.deadline_seconds, options.cutover)
@@ -80,11 +88,12 @@ def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
             else:
                 ended = _threaded(handle)(run, version, handle, return_state=True)
             state: State[Any] = ended
+            _note_end(run, state)
     except (OrchestrationError, *UNREACHABLE) as lost:
         raise _verdict(publication, str(lost)) from lost
     finally:
         handle.release()
-    if publication.manifest is None or not (state.is_completed() or state.name == names.PARTIAL):
+    if publication.manifest is None or not _ended_well(state):
         raise _verdict(publication, f"it ended {state.name}: {state.message}") from publication.failure
     if not hosts:
         return SyncOutcome("published")
@@ -95,8 +104,7 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
     """Brings the hosts to a version that is committed already; see `run_sync`."""
     hosts = list(options.hosts)
     try:
-        _sweep_once(run)
-        with using_store(run, store):
+        with _at_work(run, version), using_store(run, store):
             state: State[Any] = rollout(
                 run,
                 version,
@@ -106,19 +114,52 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
                 options.cutover,
                 return_state=True,
             )
+            _note_end(run, state)
     except UNREACHABLE as lost:
         raise _unfinished(version, str(lost)) from lost
-    if not (state.is_completed() or state.name == names.PARTIAL):
+    if not _ended_well(state):
         raise _unfinished(version, f"it ended {state.name}: {state.message}")
     return SyncOutcome(*hosts_outcome(store, version=version, hosts=hosts))
 
 
-def _sweep_once(run: str) -> None:
-    """Before this process' first flow of a training run: what an earlier one left under way is told to have crashed."""
+@contextmanager
+def _at_work(run: str, version: int) -> Iterator[None]:
+    """For the while of a flow of this process. Before the first of a training run, and after one that did not end well,
+    whatever else is under way at the server is told to have crashed: nobody carries it on."""
     if run not in _swept:
-        _swept.add(run)
         with SyncClientContext.get_or_create() as context:
-            sweep_trainer(context.client, run=run)
+            sweep_trainer(context.client, run=run, under_way=_versions_at_work[run])
+        _swept.add(run)
+    _versions_at_work[run].add(version)
+    try:
+        yield
+    except BaseException:
+        _swept.discard(run)
+        raise
+    finally:
+        _versions_at_work[run].discard(version)
+
+
+def _note_end(run: str, state: State[Any]) -> None:
+    """The server may not know of the end of a flow that did not end well."""
+    if not _ended_well(state):
+        _swept.discard(run)
+
+
+def _ended_well(state: State[Any]) -> bool:
+    return state.is_completed() or state.name == names.PARTIAL
+
+
+def leave(run: str, home: Path) -> None:
+    """What a trainer that ends does last, in a thread of its own: says of flows that lost their server how they ended.
+    Starts no server for it, and raises nothing."""
+    if run in _swept:
+        return
+    try:
+        with connected(find_api(home, start=False)) as client:
+            sweep_trainer(client, run=run)
+    except (OrchestrationError, *UNREACHABLE) as error:
+        log.info("no server to tell how the last flows ended; the next start of this run does", error=str(error))
 
 
 def _threaded(publication: Handle[Publication]) -> Flow[..., Any]:

@@ -19,7 +19,7 @@ from weighbridge import logs
 from weighbridge.errors import CommitConflict, SyncIncomplete, UsageError, WriterOvertaken
 from weighbridge.flows.elsewhere import need_carrier
 from weighbridge.flows.lanes import Lanes
-from weighbridge.flows.sync import SyncOptions, SyncOutcome, run_rollout, run_sync
+from weighbridge.flows.sync import SyncOptions, SyncOutcome, leave, run_rollout, run_sync
 from weighbridge.pending import Backlog, PendingPush
 from weighbridge.reading import elsewhere_of, have_read, read_here
 from weighbridge.settings import Settings, load_settings
@@ -195,6 +195,8 @@ class WeightSync:
             self._last.wait()
             unheard = self._last.unheard
         self._lanes.close()
+        if self._publisher is not None and self._last is not None and self._publisher.ranks.rank == FIRST:
+            _in_thread(partial(leave, self._publisher.run_id, self._settings.home)).result()
         self._spools.close()
         self._publisher = self._last = None
         return unheard

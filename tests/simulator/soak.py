@@ -1,7 +1,7 @@
 """Runs seeds of the simulator one after the other, in a process for each CPU, and stops at the first that fails: says
 which, shows the end of its trace, and how to run it alone.
 
-    python -m tests.simulator.soak --seeds 2000 --first 200 --minutes 60
+    python -m tests.simulator.soak --seeds 2000 --first 200 --minutes 120
     python -m tests.simulator.soak --seed 4711              the whole trace of one
 """
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--minutes", type=float, default=120.0, help="begin no more seeds after that")
+    parser.add_argument("--minutes", type=float, default=10.0, help="begin no more seeds after that")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, help="run this one alone, and show all of its trace")
     asked = parser.parse_args(arguments)
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         if done % 100 == 0:
             _say(f"{done} seeds, {steps} steps, {minutes:.1f} minutes: every promise held")
         if minutes > asked.minutes:
-            _say(f"{asked.minutes:g} minutes are over")
+            _say(f"the {asked.minutes:g} minutes are over")
             break
     _say(f"{done} seeds from {asked.first} on, {steps} steps: every promise held")
     return 0
