@@ -120,6 +120,12 @@ class Attempt:
         with self._lock:
             return tuple(self._shards[i] for i in sorted(self._shards))
 
+    @property
+    def owners(self) -> dict[str, int]:
+        """On the first rank, once all reported: which rank has a shard in its spool, by the shard's name."""
+        reports = (Report(self._ranks.rank, self.shards, {}), *self._others)
+        return {s.info.name: report.rank for report in reports for s in report.shards if s.info is not None}
+
     def path(self, shard: ShardInfo) -> Path:
         """Where a shard is spooled."""
         return self._spool / shard.name

@@ -2,13 +2,13 @@
 published next."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
 from weighbridge.errors import UsageError, VersionRetired
-from weighbridge.storage.attempt import Snapshot
+from weighbridge.storage.attempt import Attempt, Snapshot
 from weighbridge.storage.checkpoint import Checkpoint
 from weighbridge.storage.claim import Base, claim
 from weighbridge.storage.clock import Clock
@@ -23,6 +23,7 @@ from weighbridge.storage.share import Share, empty_snapshot
 from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.probe import probe
+from weighbridge.values import Manifest
 
 log = structlog.get_logger("weighbridge.publisher")
 
@@ -48,6 +49,7 @@ def open_publisher(
     snapshot: Kind = "memory",
     ranks: Ranks | None = None,
     hold: bool = True,
+    hand_over: Callable[[Manifest, Attempt], None] | None = None,
 ) -> Publisher:
     """Opens a run for writing: probes the store, claims the root (or goes on with it), and rebuilds the snapshot, by
     the shortest way from the base, an anchor, or a `replica` on this machine that proves equal.
@@ -57,7 +59,7 @@ def open_publisher(
     versions signed by its key (or those of `trust`) are gone on from.
     Holds one copy of the model from then on, in memory or in a file that is mapped. With several `ranks` all of them
     call this; the first claims the root, and each brings only its share of the snapshot, when it is first needed. So
-    does a single one with `hold` False: for a writer whose shards are encoded elsewhere.
+    does a single one with `hold` False: for a writer whose shards are encoded elsewhere. `hand_over`: see Publisher.
     Raises StoreUnfit, ForeignRun, CheckpointError, VersionRetired, NotTrusted, StoreError, RankLost; UsageError for a
     run that cannot be signed, and for exports by ranks of which none has the whole model.
     """
@@ -121,6 +123,7 @@ def open_publisher(
                 exports=exports,
                 ranks=group,
                 share=share,
+                hand_over=hand_over,
             )
             for export in exports:
                 export.begin(publisher.version, publisher.specs)

@@ -56,7 +56,8 @@ class Publisher:
 
     `version` is the newest version that this writer knows and holds in its snapshot. With several ranks each has one of
     these and its share of the snapshot; `begin` and `commit` are called by all of them, and the first one commits.
-    `owners` says which rank publishes which tensor, once a push has settled that.
+    `owners` says which rank publishes which tensor, once a push has settled that. `hand_over` is told of each version
+    that stands, on every rank, while this rank's shards are still in the spool; it may take them, and must not raise.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Publisher:
         exports: Sequence[Export] = (),
         ranks: Ranks,
         share: Share,
+        hand_over: Callable[[Manifest, Attempt], None] | None = None,
     ) -> None:
         self._signer = signer
         self._exports = tuple(exports)
@@ -83,6 +85,7 @@ class Publisher:
         self.ranks = ranks
         self.owners: dict[str, int] = {}
         self._share = share
+        self._hand_over = hand_over or (lambda *_: None)
         self.store = store
         self.lineage = lineage
         self.writer = writer
@@ -230,6 +233,7 @@ class Publisher:
             raise RankLost(f"rank {FIRST} did not commit version {attempt.version}, and did not say why.")
         self._reigns = True
         self._advance(outcome, attempt.path)
+        self._hand_over(outcome, attempt)
         attempt.discard(uploaded=False)
         return outcome
 
@@ -285,6 +289,7 @@ class Publisher:
         manifest = attempt.manifest
         self._advance(manifest, attempt.path)
         self._unsettled = None
+        self._hand_over(manifest, attempt)
         attempt.discard(uploaded=False)
         log.info("committed", run=self.run_id, version=manifest.version, wire_bytes=manifest.wire_bytes)
         return manifest

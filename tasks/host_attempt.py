@@ -15,6 +15,7 @@ from weighbridge.errors import DigestMismatch, EngineError, UsageError, Weighbri
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import SERVED, SUPERSEDED, write_record
+from weighbridge.storage.replica.landing import Landing, Transport
 from weighbridge.storage.signing import Trust
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.hooks import Hooks
@@ -51,6 +52,10 @@ class HostReplica(Copies, Protocol):
 
     def plan_and_fetch(self, target: int | None = None, *, on_progress: Callable[[int, int], None]) -> Any:
         """Finds the shortest way to `target` and brings what it needs onto the local disk, proven by digest."""
+        ...
+
+    def landing(self, version: int) -> Landing | None:
+        """Where a version's shards may be put that come by another way than from the store, if they are wanted."""
         ...
 
     def scrub(self) -> Any:
@@ -110,6 +115,8 @@ class Host:
     """The keys whose versions this host believes; None: it believes the store."""
     nodes: tuple[str, ...] = ()
     """The hosts on the other machines that this engine loads from: it is cut over once all of them hold the version."""
+    transport: Transport | None = None
+    """Another way to a version's shards, which is tried before the store."""
     prepared: Prepared | None = None
     """What was prepared for a cut over together with other hosts."""
     lineage: Lineage = field(init=False)
@@ -204,11 +211,19 @@ class HostAttempt:
         again, from what stands then in the replica and in the store."""
         with self._timed("fetch"):
             self.host.hooks.reading(self.host.store.url, self.version)
+            self._receive()
             self._fetched = self.host.replica.plan_and_fetch(self.version, on_progress=self._progress())
             self.from_version = self.host.replica.version  # planning may have finished an apply that was cut short
         self._fetched_bytes += self._fetched.downloaded_bytes
         self.stage = Stage.FETCHED
         return int(self._fetched.downloaded_bytes)
+
+    def _receive(self) -> None:
+        """Lets the transport bring what it can: a fetch goes on from that."""
+        host = self.host
+        if host.transport is not None and (landing := host.replica.landing(self.version)) is not None:
+            with self._timed("receive"):
+                host.transport.receive(host.name, landing)
 
     def apply(self) -> int:
         """Patches the spare copy, each part proven before it is written; returns the parts written. Safe to repeat."""

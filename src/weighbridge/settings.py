@@ -3,6 +3,7 @@ pyproject.toml. Unknown keys are errors; contradictions are refused here, before
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,9 +25,12 @@ from weighbridge.storage.replica.room import Kind
 from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust, read_signer, read_trust
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.storage.stores.profile import Addressing, Checksums, Profile
+from weighbridge.tasks.collective.desk import Address
+from weighbridge.tasks.collective.group import Backend
 from weighbridge.tasks.engines.spec import EngineSpec, Pulls
 
 PREFIX = "WEIGHBRIDGE_"
+_ADDRESS = re.compile(r"(?P<host>[^:\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _TOLD_TO_COMMANDS = frozenset({"PATH", "VERSION", "EVENT"})  # what engine commands and hooks find in their environment
 
 
@@ -76,6 +80,13 @@ class Settings(BaseSettings):
     # see the folder, the base and the store under the same names
     encode_on: Literal["threads", "dask", "ray"] = "threads"
     encode_address: str | None = None
+    # how hosts get what was just committed: from the store, or first from the trainer's ranks, by a broadcast. Both
+    # sides name the address at which the first rank listens; see docs/TRANSPORT.md
+    transport: Literal["store", "collective"] = "store"
+    transport_address: str | None = None
+    transport_backend: Backend = "gloo"
+    transport_window: float = Field(default=5.0, gt=0)
+    transport_seconds: float = Field(default=60.0, gt=0)
     spool: Path | None = None
     snapshot: Kind = "memory"  # "mmap" keeps a writer's copy of the model in a file in its spool
     # with torch.distributed: all ranks push together, or this one alone; how long one waits for another, and how long
@@ -171,6 +182,12 @@ class Settings(BaseSettings):
         )
 
     @property
+    def listens(self) -> Address | None:
+        """Where the trainer's first rank is found by hosts that a broadcast reaches; None: they read the store."""
+        found = _ADDRESS.fullmatch(self.transport_address or "")
+        return None if found is None else Address(found["host"].strip("[]"), int(found["port"]))
+
+    @property
     def hooks(self) -> Hooks:
         """The store's own steps. Raises UsageError for a function that is not there."""
         return Hooks(after_publish=self.after_publish, before_read=self.before_read)
@@ -226,6 +243,14 @@ class Settings(BaseSettings):
             raise ValueError("engine_pull_from and engine_pull_into go together, and with engine 'sglang' alone")
         if self.allowed_age is not None and not self.trust:
             raise ValueError("allowed_age is set, but no key to trust: an age that nobody signed means nothing")
+        if (self.transport == "collective") != (self.transport_address is not None):
+            raise ValueError("transport 'collective' and transport_address go together")
+        if self.transport_address is not None and not _ADDRESS.fullmatch(self.transport_address):
+            raise ValueError(f"transport_address {self.transport_address!r} is not host:port, nor [address]:port")
+        if self.transport == "collective" and self.encode_on != "threads":
+            raise ValueError(
+                f"transport 'collective' sends what this process encoded, not encode_on {self.encode_on!r}"
+            )
         if self.encode_address is not None and self.encode_on == "threads":
             raise ValueError("encode_address names a cluster, and encode_on does not say which kind: dask or ray")
         if self.encode_on != "threads" and self.layout:

@@ -44,6 +44,7 @@ from weighbridge.tasks.metrics import count_failed_push, count_push, serve_metri
 from weighbridge.tasks.publish_here import publish_here
 from weighbridge.tasks.sharing import Sharing
 from weighbridge.tasks.torch_ranks import as_message, ranks_of_process
+from weighbridge.transport import open_sender
 from weighbridge.values import HostOutcome, Label, PushResult
 
 T = TypeVar("T")
@@ -220,6 +221,9 @@ class WeightSync:
             )
             if self._ranks is None:
                 self._ranks = self._find_ranks()
+            sender = open_sender(settings, self._ranks, spool, disk=disk, hosts=lambda: self._options.hosts)
+            if sender is not None:
+                self._spools.callback(sender.close)
             self._publisher = open_publisher(
                 store,
                 open_checkpoint(settings.base),
@@ -238,6 +242,7 @@ class WeightSync:
                 snapshot=settings.snapshot,
                 ranks=self._ranks,
                 hold=settings.encode_on == "threads",
+                hand_over=None if sender is None else sender.take,
             )
         return self._publisher
 

@@ -10,13 +10,7 @@ from typing import Literal
 
 import structlog
 
-from weighbridge.errors import (
-    DigestMismatch,
-    ForeignRun,
-    ReplicaAhead,
-    ReplicaError,
-    UsageError,
-)
+from weighbridge.errors import DigestMismatch, ForeignRun, ReplicaAhead, ReplicaError, UsageError
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.codecs import warm
 from weighbridge.storage.lineage import Lineage
@@ -25,6 +19,7 @@ from weighbridge.storage.lock import owned
 from weighbridge.storage.replica.apply import apply_deltas, journal_bytes
 from weighbridge.storage.replica.examine import is_of
 from weighbridge.storage.replica.fetch import OnProgress, Spool, around_gaps, fetchers, need_room
+from weighbridge.storage.replica.landing import Landing, open_landing
 from weighbridge.storage.replica.layout import COPIES, Identity, Layout, read_identity
 from weighbridge.storage.replica.plan import Plan, make_plan
 from weighbridge.storage.replica.recover import Recovery, recover
@@ -146,6 +141,11 @@ class Replica:
             way_of=lambda plan: plan.way,
             go=lambda plan: self.fetch(plan, on_progress),
         )
+
+    def landing(self, version: int) -> Landing | None:
+        """See `open_landing`. Raises VersionUnknown."""
+        site, newest = self._site, max(self.held.values())
+        return open_landing(site.lineage.manifest(version), site.spool, site.disk, newest=newest)
 
     def apply(self, fetched: Fetched) -> Applied:
         """Brings the plan's copy to the target and proves it; `current` does not move (with one copy it is that copy).

@@ -51,6 +51,26 @@ def test_a_cluster_without_its_kind_and_a_layout_from_a_model_that_nobody_holds_
         load_settings({"encode_on": "ray", "layout": "trl"})
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"transport": "collective"},
+        {"transport_address": "10.0.0.1:29600"},
+        {"transport": "collective", "transport_address": "10.0.0.1"},
+        {"transport": "collective", "transport_address": "10.0.0.1:29600", "encode_on": "ray"},
+    ],
+)
+def test_a_transport_that_leads_nowhere_is_a_contradiction(given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="transport"):
+        load_settings(given)
+
+
+def test_where_the_first_rank_listens_is_a_host_and_a_port() -> None:
+    at = load_settings({"transport": "collective", "transport_address": "[fd00::1]:29600"}).listens
+    assert at is not None and (at.host, at.port) == ("fd00::1", 29600)
+    assert load_settings({}).listens is None
+
+
 def test_a_cluster_whose_extra_is_not_installed_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weighbridge.flows.elsewhere.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"weighbridge\[dask\]"):

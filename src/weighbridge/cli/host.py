@@ -104,6 +104,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     from weighbridge.tasks.engines.guard import guarded
     from weighbridge.tasks.host_attempt import Host
     from weighbridge.tasks.metrics import serve_metrics
+    from weighbridge.transport import open_receiver
 
     assert settings.replica is not None and settings.name is not None
     serve_metrics(settings.metrics_listen)
@@ -143,6 +144,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             nodes=settings.engine_nodes,
             hooks=settings.hooks if mirror is None else following(mirror, replica, settings.hooks),
             trust=settings.trusted,
+            transport=open_receiver(settings) if mirror is None else None,
         )
         options = WorkerOptions(
             home=settings.home,
