@@ -1,7 +1,9 @@
 """Writes requirements.lock anew from constraints.txt: `make lock`, after a constraint was added or moved. Asks pip
-which wheels it would take, and for their hashes (some minutes); installs nothing."""
+which wheels it would take, and for their hashes (it reads each of them, so some minutes); installs nothing. Given up
+after LOCK_SECONDS=900, with requirements.lock as it was."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,8 +24,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         asked, report = Path(folder, "asked.txt"), Path(folder, "report.json")
         asked.write_text("\n".join(lines) + "\n")
-        words = ["install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary", ":all:"]
-        subprocess.run([sys.executable, "-m", "pip", *words, "--report", report, "-r", asked], check=True)
+        words = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary", ":all:"]
+        command = [sys.executable, "-m", "pip", *words, "--timeout", "20", "--report", report, "-r", asked]
+        seconds = float(os.environ.get("LOCK_SECONDS", "900"))
+        try:
+            subprocess.run(command, check=True, timeout=seconds)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            how = f"was not done within {seconds:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else "failed"
+            sys.exit(
+                f"pip {how}; its last lines say at which package. requirements.lock is as it was: try again once the "
+                "index answers, or with a larger LOCK_SECONDS."
+            )
         found = json.loads(report.read_text())["install"]
     pins = [
         f"{re.sub('[-_.]+', '-', one['metadata']['name']).lower()}=={one['metadata']['version']} "

@@ -1,6 +1,7 @@
 """The bytes inside neighbours' frames: XOR and overwrite of a whole tensor, and their checksums. Pure; bounded by the
 tensor's own size. Must not know files or layouts."""
 
+import hashlib
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -47,6 +48,7 @@ CHECKSUMS: Mapping[str, Callable[[], TextHasher]] = {
     "xxh3-128": xxhash.xxh3_128,
     "blake3": blake3.blake3,
     "adler32": _Adler32,
+    "sha256": hashlib.sha256,
 }
 
 

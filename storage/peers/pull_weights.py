@@ -26,6 +26,10 @@ from weighbridge.storage.stores.contract import Store
 
 _FOLDER = re.compile(r"weight_v([0-9]{6,12})")
 _VERSION = re.compile(r"[0-9]{6,12}")
+_CHECKSUMS = tuple(kind for kind in CHECKSUMS if kind != "sha256")
+"""What receivers of this layout know."""
+_SINGLE = "model.safetensors"
+"""A whole checkpoint of one file has no index. A delta's files are never called so."""
 
 
 def _folder(version: int) -> str:
@@ -69,7 +73,7 @@ class _Delta(_Files):
         meta = document["metadata"]
         self.base = self._version(meta, "base_version")
         self._encoding = self._one_of(meta, "delta_encoding", FRAMES)
-        self._checksum = self._one_of(meta, "checksum_format", CHECKSUMS)
+        self._checksum = self._one_of(meta, "checksum_format", _CHECKSUMS)
         self._one_of(meta, "compression_format", ("zstd",))
         if self._version(meta, "version") != version or self.base >= version:
             raise self._wrong(f"it is of version {meta.get('version')} on {meta.get('base_version')}")
@@ -129,9 +133,13 @@ class PullWeights(Layout):
         try:
             document = read_json(store, _index(version))
         except ObjectMissing as error:
-            raise VersionUnknown(
-                f"{store.url} has no version {version} of layout {self.name}. Nothing was read."
-            ) from error
+            try:
+                names = Payload(store, f"{_folder(version)}/{_SINGLE}").header.tensors
+            except ObjectMissing:
+                raise VersionUnknown(
+                    f"{store.url} has no version {version} of layout {self.name}. Nothing was read."
+                ) from error
+            document = {"weight_map": dict.fromkeys(names, _SINGLE)}
         meta = document.get("metadata")
         kind = _Delta if isinstance(meta, dict) and "delta_encoding" in meta else _Whole
         return kind(store, version, document, specs)
@@ -147,7 +155,7 @@ class PullWeights(Layout):
 
     def stands(self, store: Store, version: int) -> bool:
         """See Layout."""
-        return there(store, _index(version))
+        return there(store, _index(version)) or there(store, f"{_folder(version)}/{_SINGLE}")
 
     def write(self, store: Store, version: int, changed: Iterable[Changed], writing: Writing, *, elements: int) -> None:
         """See Layout."""

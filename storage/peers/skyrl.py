@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weighbridge.errors import ManifestCorrupt, ObjectMissing, VersionUnknown
@@ -16,6 +16,9 @@ from weighbridge.storage.stores.contract import Store
 
 _FOLDER = re.compile(r"(?:delta-|v)([0-9]{8,12})")
 _MANIFEST = "manifest.json"
+_CHECKSUM, _OLDER_CHECKSUM = "xxh3-128", "sha256"
+"""The two that SkyRL's receiver knows; we write the first. Manifests of older SkyRL have the second, in a field of its
+name, and none for the algorithm."""
 _DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -81,17 +84,16 @@ class _Delta(ForeignVersion):
         said = (item.get("dtype"), item.get("shape"), item.get("uncompressed_num_bytes"))
         if said != (_DTYPES.get(spec.dtype, spec.dtype), list(spec.shape), spec.nbytes):
             raise self._wrong(f"{name!r} is {str(said)[:120]} there and another in the base")
-        algorithm, key, nbytes = (
-            item.get("checksum_algorithm"),
-            item.get("payload_key"),
-            item.get("compressed_num_bytes"),
-        )
+        older = "checksum" not in item
+        checksum = item.get(_OLDER_CHECKSUM if older else "checksum")
+        algorithm = item.get("checksum_algorithm", _OLDER_CHECKSUM if older else _CHECKSUM)
+        key, nbytes = item.get("payload_key"), item.get("compressed_num_bytes")
         if not isinstance(algorithm, str) or algorithm not in CHECKSUMS:
             raise self._wrong(f"checksum {str(algorithm)[:40]!r} is not known here ({', '.join(CHECKSUMS)})")
-        if not isinstance(key, str) or type(nbytes) is not int or not isinstance(item.get("checksum"), str):
+        if not isinstance(key, str) or type(nbytes) is not int or not isinstance(checksum, str):
             raise self._wrong(f"{name!r} does not say where its bytes are, or what they are")
         file = file_name(item.get("payload_file"), f"{self._folder}/{_MANIFEST}")
-        return name, _Record(file, key, nbytes, item["checksum"], algorithm)
+        return name, _Record(file, key, nbytes, checksum, algorithm)
 
     def _wrong(self, why: str) -> ManifestCorrupt:
         return ManifestCorrupt(f"{self._folder}/{_MANIFEST} in {self._store.url}: {why}. Nothing was written from it.")
@@ -123,7 +125,7 @@ class SkyRL(Layout):
 
     def write(self, store: Store, version: int, changed: Iterable[Changed], writing: Writing, *, elements: int) -> None:
         """See Layout."""
-        folder = _folders(version)[0]
+        folder, writing = _folders(version)[0], replace(writing, checksum=_CHECKSUM)
         with packed(changed, writing, encoding=XOR, sums_in_header=False) as files:
             clear(store, folder)
             upload(store, files, writing, lambda file: f"{folder}/{_name_of(file)}")

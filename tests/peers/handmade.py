@@ -1,6 +1,7 @@
 """Neighbours' versions made by hand from docs/PEERS.md, with zstandard and the safetensors library and none of the code
 under test; and receivers as plain as the documents, which read what our writers wrote."""
 
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -62,14 +63,17 @@ def pull_weights(
 _TORCH = {"float16": "float16", "float32": "float32", "int64": "int64", "bool": "bool", "uint8": "uint8"}
 
 
-def skyrl(root: Path, version: int, old: Weights, new: Weights, folder_name: str = "delta-{:08d}") -> Path:
+def skyrl(
+    root: Path, version: int, old: Weights, new: Weights, folder_name: str = "delta-{:08d}", older: bool = False
+) -> Path:
+    """`older`: as SkyRL wrote manifests first, with a sha256 in a field of that name."""
     folder = root / folder_name.format(version)
     folder.mkdir(parents=True)
     file = "delta-rank00000-file000000.safetensors"
     names = changed_of(old, new)
     frames = {name: frame(old[name].tobytes(), new[name].tobytes()) for name in names}
     save_file({name: np.frombuffer(data, np.uint8) for name, data in frames.items()}, folder / file)
-    tensors = [
+    tensors: list[dict[str, Any]] = [
         {
             "name": name,
             "dtype": _TORCH[new[name].dtype.name],
@@ -83,6 +87,10 @@ def skyrl(root: Path, version: int, old: Weights, new: Weights, folder_name: str
         }
         for name in names
     ]
+    if older:
+        for one in tensors:
+            del one["checksum"], one["checksum_algorithm"]
+            one["sha256"] = hashlib.sha256(new[str(one["name"])].tobytes()).hexdigest()
     manifest = {
         "version": version,
         "base_version": version - 1,
@@ -168,7 +176,8 @@ def receive_skyrl(root: Path, version: int, old: Mapping[str, bytes]) -> dict[st
         patch = zstandard.ZstdDecompressor().decompress(data)
         assert len(patch) == record["uncompressed_num_bytes"]
         made = bytes(a ^ b for a, b in zip(old[record["name"]], patch, strict=True))
-        assert SUMS[record["checksum_algorithm"]](made) == record["checksum"]
+        assert record["checksum_algorithm"] == "xxh3-128", "SkyRL knows no other that we write"
+        assert SUMS["xxh3-128"](made) == record["checksum"]
         new[record["name"]] = made
     return new
 

@@ -22,7 +22,7 @@ from weighbridge.storage.replica.pull import PullResult
 from weighbridge.storage.stores import open_store
 
 Write = Callable[..., Path]
-WRITERS: dict[str, tuple[str, Write, dict[str, str]]] = {
+WRITERS: dict[str, tuple[str, Write, dict[str, Any]]] = {
     "pull-weights xor xxh3": ("pull-weights", handmade.pull_weights, {}),
     "pull-weights xor adler32": ("pull-weights", handmade.pull_weights, {"sums": "adler32"}),
     "pull-weights overwrite blake3": (
@@ -32,6 +32,7 @@ WRITERS: dict[str, tuple[str, Write, dict[str, str]]] = {
     ),
     "skyrl": ("skyrl", handmade.skyrl, {}),
     "skyrl, its own folder names": ("skyrl", handmade.skyrl, {"folder_name": "v{:08d}"}),
+    "skyrl, its older manifests": ("skyrl", handmade.skyrl, {"older": True}),
     "trl gaps": ("trl", handmade.trl, {}),
     "trl raw": ("trl", handmade.trl, {"encoding": "raw"}),
 }
@@ -40,7 +41,7 @@ WRITERS: dict[str, tuple[str, Write, dict[str, str]]] = {
 class Neighbour:
     """A root that somebody else writes, its base, and all its states."""
 
-    def __init__(self, folder: Path, layout: str, write: Write, options: dict[str, str]) -> None:
+    def __init__(self, folder: Path, layout: str, write: Write, options: dict[str, Any]) -> None:
         self.layout, self._write, self._options = layout, write, options
         self.root = folder / "theirs"
         self.root.mkdir()
@@ -181,13 +182,22 @@ def test_anchors_lead_over_gaps_and_must_be_complete(tmp_path: Path) -> None:
         neighbour.pull()
 
 
-def test_a_whole_checkpoint_among_deltas_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", [True, False])
+def test_a_whole_checkpoint_among_deltas_is_read(index: bool, tmp_path: Path) -> None:
     neighbour = Neighbour(tmp_path, "pull-weights", handmade.pull_weights, {})
     folder = neighbour.publish()
     shutil.rmtree(folder)
     write_checkpoint(folder, neighbour.states[1])
-    index = {"metadata": {}, "weight_map": dict.fromkeys(neighbour.states[1], "model.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if index:
+        document = {"metadata": {}, "weight_map": dict.fromkeys(neighbour.states[1], "model.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])  # still being copied
+    with pytest.raises(CorruptData):
+        neighbour.pull()
+    assert neighbour.serves() == 0
+    weights.write_bytes(whole)
     neighbour.publish()
     assert (neighbour.pull().version, neighbour.serves()) == (2, 2)
 

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, Receive, dict[str, Any]]] = {
     ),
     "pull-weights xor adler32": ("pull-weights", handmade.receive_pull_weights, {"checksum": "adler32"}),
     "skyrl": ("skyrl", handmade.receive_skyrl, {}),
+    "skyrl, whatever checksum is set": ("skyrl", handmade.receive_skyrl, {"checksum": "blake3"}),
     "trl": ("trl", handmade.receive_trl, {}),
 }
 
