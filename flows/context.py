@@ -1,8 +1,9 @@
 """What this process brings to runs that name only a run, a version and hosts: its own hosts, and the stores it may use.
 A flow's parameters carry neither credentials nor folders. Must not know Prefect."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,10 +17,12 @@ SyncCheckpoint = Callable[[Sequence[str]], str]
 """Publishes the checkpoint that this process was started with and brings hosts to it (none: those it was started with);
 returns what to say."""
 
+_turn = threading.Lock()
 _hosts: dict[str, Host] = {}
-_stores: dict[str, Store] = {}
-_bases: dict[str, Path] = {}
-_checkpoints: dict[str, SyncCheckpoint] = {}
+# Lists, of which the last counts: a rollout may go on beside the next push, and either may end first.
+_stores: dict[str, list[Store]] = {}
+_bases: dict[str, list[Path]] = {}
+_checkpoints: dict[str, list[SyncCheckpoint]] = {}
 
 
 @contextmanager
@@ -38,33 +41,28 @@ def hosting(host: Host) -> Iterator[Host]:
 @contextmanager
 def using_store(run: str, store: Store, *, base: Path | None = None) -> Iterator[Store]:
     """Lets rollouts and upkeep of this process find the store of a training run, and its base's folder if given."""
-    before, base_before = _stores.get(run), _bases.get(run)
-    _stores[run] = store
-    if base is not None:
-        _bases[run] = base
-    try:
+    with _among(_stores, run, store), nullcontext() if base is None else _among(_bases, run, base):
         yield store
+
+
+@contextmanager
+def _among(known: dict[str, list[Known]], run: str, one: Known) -> Iterator[None]:
+    with _turn:
+        known.setdefault(run, []).append(one)
+    try:
+        yield
     finally:
-        _put_back(_stores, run, before)
-        _put_back(_bases, run, base_before)
-
-
-def _put_back(known: dict[str, Known], run: str, before: Known | None) -> None:
-    if before is None:
-        known.pop(run, None)
-    else:
-        known[run] = before
+        with _turn:
+            known[run].remove(one)
+            if not known[run]:
+                del known[run]
 
 
 @contextmanager
 def using_checkpoint(run: str, sync: SyncCheckpoint) -> Iterator[None]:
     """Lets runs of this process sync the checkpoint of a training run."""
-    before = _checkpoints.get(run)
-    _checkpoints[run] = sync
-    try:
+    with _among(_checkpoints, run, sync):
         yield
-    finally:
-        _put_back(_checkpoints, run, before)
 
 
 def host_here(name: str, run: str) -> Host:
@@ -86,7 +84,7 @@ def host_here(name: str, run: str) -> Host:
 def store_here(run: str) -> Store:
     """The store of a training run. Raises OrchestrationError when this process was given none."""
     try:
-        return _stores[run]
+        return _stores[run][-1]
     except KeyError:
         known = ", ".join(sorted(_stores)) or "none"
         raise OrchestrationError(
@@ -96,13 +94,13 @@ def store_here(run: str) -> Store:
 
 def base_here(run: str) -> Path | None:
     """The folder of a training run's base, if this process was given one."""
-    return _bases.get(run)
+    return _bases[run][-1] if run in _bases else None
 
 
 def checkpoint_here(run: str) -> SyncCheckpoint:
     """What syncs the checkpoint of a training run. Raises OrchestrationError when this process was given none."""
     try:
-        return _checkpoints[run]
+        return _checkpoints[run][-1]
     except KeyError:
         raise OrchestrationError(
             f"this process was given no checkpoint of run {run!r}. Nothing was published; start its steward with "

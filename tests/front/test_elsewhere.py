@@ -118,13 +118,20 @@ def names(lineage: Lineage) -> list[str]:
     return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
 
 
-def test_a_worker_that_is_killed_is_made_up_for(tmp_path: Path, folders: list[Path], server: ServerInfo) -> None:
+def test_a_worker_that_is_killed_is_made_up_for(
+    tmp_path: Path, folders: list[Path], server: ServerInfo, home: Path
+) -> None:
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         address = cluster.scheduler_address
         with WeightSync(
-            tmp_path / "store", folders[0], shard_bytes=SHARD_BYTES, encode_on="dask", encode_address=address
+            tmp_path / "store",
+            folders[0],
+            home=home,
+            shard_bytes=SHARD_BYTES,
+            encode_on="dask",
+            encode_address=address,
         ) as sync:
             sync.push(folders[1])
             os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
@@ -133,7 +140,7 @@ def test_a_worker_that_is_killed_is_made_up_for(tmp_path: Path, folders: list[Pa
 
 
 def test_what_a_worker_cannot_read_is_told_and_nothing_is_published(
-    tmp_path: Path, folders: list[Path], server: ServerInfo
+    tmp_path: Path, folders: list[Path], server: ServerInfo, home: Path
 ) -> None:
     cut = tmp_path / "cut"
     cut.mkdir()
@@ -141,7 +148,7 @@ def test_what_a_worker_cannot_read_is_told_and_nothing_is_published(
     (cut / "model.safetensors").write_bytes(whole)
     (cut / "config.json").write_text("{}")
     store = tmp_path / "store"
-    with WeightSync(store, folders[0], shard_bytes=SHARD_BYTES, threads=2, encode_on="dask") as sync:
+    with WeightSync(store, folders[0], home=home, shard_bytes=SHARD_BYTES, threads=2, encode_on="dask") as sync:
         sync.warm()
         before = sorted(store.rglob("*"))
         with pytest.raises(GatherError, match=r"layers\.0\.weight"):
