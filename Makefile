@@ -69,7 +69,7 @@ ENGINES := .venv-vllm/.ready .venv-sglang/.ready
 	@touch $@
 
 test-engines: $(READY) $(ENGINES)  ## real vLLM and SGLang servers follow versions, under faults: at most 35 minutes
-	$(BIN)/python -m pytest -m "engines and not slow" tests/engines
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "engines and not slow" tests/engines
 
 demo-s3: $(VENV)/.stores  ## the demo on S3: a SeaweedFS is started on loopback and stopped
 	$(BIN)/python -m tests.stores.demo_s3

@@ -111,6 +111,8 @@ class Host:
     engine's own word is then worth nothing."""
     watch: Watch | None = None
     """The guard of this host, if its engine is one that is paused."""
+    restart: Callable[[Path], None] | None = None
+    """Starts the engine anew on a folder, or raises EngineError; None: a person or a supervisor does."""
     trust: Trust | None = None
     """The keys whose versions this host believes; None: it believes the store."""
     nodes: tuple[str, ...] = ()
@@ -288,6 +290,8 @@ class HostAttempt:
         except CutOverFailed as failure:
             host.engine_version, host.engine_in_doubt = failure.served, failure.served is None
             self.seconds["pause"] = failure.pause_seconds
+            if failure.served is None and host.restart is not None:
+                raise self._restarted(host.restart, failure) from failure
             raise
         host.engine_version, host.engine_in_doubt = done.version, False
         self.seconds.update(done.seconds)
@@ -295,6 +299,19 @@ class HostAttempt:
         if not standing:
             self._tidy()
         return done.pause_seconds
+
+    def _restarted(self, restart: Callable[[Path], None], failure: CutOverFailed) -> CutOverFailed:
+        """Starts an engine anew that holds nobody knows what: from `current` it can only load a proven version. The
+        attempt has failed all the same, and the next one loads and numbers it as ever."""
+        folder = self.host.replica.current
+        try:
+            with self._timed("restart"):
+                restart(folder)
+            then = f"It was restarted on {folder}; the next attempt gives it its version."
+        except WeighbridgeError as second:
+            then = f"It could not be restarted either: {second}"
+        log.error("engine restarted", host=self.host.name, version=self.version, outcome=then)
+        return CutOverFailed(f"{failure} {then}", stage=failure.stage, served=None, pause_seconds=failure.pause_seconds)
 
     def _tidy(self) -> None:
         try:

@@ -139,6 +139,7 @@ class Settings(BaseSettings):
     engine_maps_files: bool = False
     engine_pull_from: str | None = None  # SGLang alone: a root of layout pull-weights, as the server sees it,
     engine_pull_into: Path | None = None  # and the checkpoint on this machine that the server patches with it
+    engine_restart: str | None = None  # a command for an engine that was left paused: it starts it anew, on {path}
     engine_nodes: Names = ()  # the hosts on the other machines of an engine that spans several
     engine_deadline: float = Field(default=300.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
@@ -227,6 +228,8 @@ class Settings(BaseSettings):
                 f"keep {self.keep} is shorter than what hosts may be behind (allowed_staleness "
                 f"{self.allowed_staleness}): a host that is allowed to lag would find its versions collected"
             )
+        if self.engine_restart and self.engine == "none":
+            raise ValueError("engine_restart is set, but the engine is 'none'")
         if self.engine in ("vllm", "sglang") and not self.engine_url:
             raise ValueError(f"engine {self.engine!r} needs engine_url, where its server listens")
         if self.engine_api_key and self.engine_api_key_file:

@@ -15,7 +15,6 @@ from typing import BinaryIO
 from weighbridge.errors import EngineError, UsageError
 
 _TAIL_BYTES = 2000
-_PLACES = frozenset({"path", "version"})
 
 Command = str | Sequence[str]
 
@@ -52,15 +51,14 @@ class CommandEngine:
             "resume": resume,
             "probe": probe,
         }
-        self._commands = {verb: _parsed(verb, command) for verb, command in given.items() if command is not None}
+        self._commands = {verb: parsed_command(verb, command) for verb, command in given.items() if command is not None}
         self._places: dict[str, str] = {"path": "", "version": ""}
         self.maps_files = maps_files
 
     def check(self, *, seconds: float) -> None:
         """See Engine. Raises UsageError for a program that is not there."""
         for verb, words in self._commands.items():
-            if "{" not in words[0] and shutil.which(words[0]) is None:
-                raise UsageError(f"the engine's {verb} command cannot be run: there is no program {words[0]!r}.")
+            check_program(verb, words)
 
     def is_paused(self, *, seconds: float) -> bool | None:
         """See Engine. A command does not say."""
@@ -105,39 +103,52 @@ class CommandEngine:
     def _call(self, verb: str, seconds: float) -> str:
         if verb not in self._commands:
             return ""
-        arguments = [_filled(word, self._places) for word in self._commands[verb]]
-        environment = {f"WEIGHBRIDGE_{place.upper()}": value for place, value in self._places.items()}
-        # A file, not a pipe: a daemon that the command leaves behind may keep it open without holding us up.
-        with tempfile.TemporaryFile() as output:
-            try:
-                process = subprocess.Popen(
-                    arguments,
-                    env={**os.environ, **environment},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise EngineError(f"the engine's {verb} command could not be run: {arguments[0]}: {error}") from error
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise EngineError(
-                    f"the engine's {verb} command did not end within {seconds:g} s and was killed: "
-                    f"{shlex.join(arguments)}{_tail(output)}"
-                ) from None
-            if code != 0:
-                raise EngineError(
-                    f"the engine's {verb} command ended with {code}: {shlex.join(arguments)}{_tail(output)}"
-                )
-            output.seek(0)
-            return output.read(_TAIL_BYTES).decode(errors="replace")
+        return run_command(verb, self._commands[verb], self._places, seconds=seconds)
 
 
-def _parsed(verb: str, command: Command) -> tuple[str, ...]:
+def check_program(verb: str, words: Sequence[str]) -> None:
+    """Raises UsageError for a command whose program is not there."""
+    if "{" not in words[0] and shutil.which(words[0]) is None:
+        raise UsageError(f"the engine's {verb} command cannot be run: there is no program {words[0]!r}.")
+
+
+def run_command(verb: str, words: Sequence[str], places: Mapping[str, str], *, seconds: float) -> str:
+    """Runs a command as `parsed_command` gave it, with its places filled in; returns the start of what it said.
+
+    Raises EngineError, which names the verb, for one that cannot be run, fails, or takes longer (and is then killed).
+    """
+    arguments = [word.format_map(places) for word in words]
+    environment = {f"WEIGHBRIDGE_{place.upper()}": value for place, value in places.items()}
+    # A file, not a pipe: a daemon that the command leaves behind may keep it open without holding us up.
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                arguments,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineError(f"the engine's {verb} command could not be run: {arguments[0]}: {error}") from error
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise EngineError(
+                f"the engine's {verb} command did not end within {seconds:g} s and was killed: "
+                f"{shlex.join(arguments)}{_tail(output)}"
+            ) from None
+        if code != 0:
+            raise EngineError(f"the engine's {verb} command ended with {code}: {shlex.join(arguments)}{_tail(output)}")
+        output.seek(0)
+        return output.read(_TAIL_BYTES).decode(errors="replace")
+
+
+def parsed_command(verb: str, command: Command, *, filled: Sequence[str] = ("path", "version")) -> tuple[str, ...]:
+    """A command's words, its places still in them. Raises UsageError for what cannot be a command."""
     try:
         words = tuple(shlex.split(command)) if isinstance(command, str) else tuple(command)
         places = {place for word in words for _, place, _, _ in string.Formatter().parse(word) if place is not None}
@@ -147,15 +158,10 @@ def _parsed(verb: str, command: Command) -> tuple[str, ...]:
         ) from None
     if not words:
         raise UsageError(f"engine command {verb!r} is empty.")
-    if unknown := places - _PLACES:
-        raise UsageError(
-            f"engine command {verb!r} names {sorted(unknown)}; only {{path}} and {{version}} are filled in."
-        )
+    if unknown := places - set(filled):
+        known = " and ".join(f"{{{place}}}" for place in filled)
+        raise UsageError(f"engine command {verb!r} names {sorted(unknown)}; only {known} can be filled in.")
     return words
-
-
-def _filled(word: str, places: Mapping[str, str]) -> str:
-    return word.format_map(places)
 
 
 def _tail(output: BinaryIO) -> str:

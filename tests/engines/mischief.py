@@ -1,6 +1,9 @@
 """What befalls a cut over on a real engine: files that somebody touches, a process that dies after a verb."""
 
 import contextlib
+import os
+import shlex
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,28 @@ def meddled(host: Host, at: str, meddle: Callable[[Path], None]) -> Iterator[Non
         yield
     finally:
         host.replica = replica
+
+
+@contextlib.contextmanager
+def supervised(server: Server, folder: Path) -> Iterator[str]:
+    """A supervisor that restarts a server when the command says so; yields the command."""
+    bell = folder / "restart"
+    bell.unlink(missing_ok=True)
+    os.mkfifo(bell)
+
+    def answer() -> None:
+        if bell.read_text() == "restart":
+            server.kill()
+            server.start()
+
+    supervisor = threading.Thread(target=answer)
+    supervisor.start()
+    try:
+        yield shlex.join(["sh", "-c", f"printf restart > {bell}"])
+    finally:
+        with contextlib.suppress(OSError), os.fdopen(os.open(bell, os.O_WRONLY | os.O_NONBLOCK), "w"):
+            pass  # nobody rang: it goes home
+        supervisor.join(300)
 
 
 def spoil(file: Path, fault: str) -> None:

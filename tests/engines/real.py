@@ -91,8 +91,8 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Starts it, and waits until it serves."""
-        (self.port,) = free_ports(1)
+        """Starts it, and waits until it serves; again at the same address."""
+        self.port = self.port or free_ports(1)[0]
         common = ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32"]
         if self.kind == "vllm":
             command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model), *common]

@@ -15,6 +15,7 @@ from weighbridge.storage.records import read_records
 from weighbridge.storage.stores import open_store
 from weighbridge.tasks.cutover import CutOverFailed
 from weighbridge.tasks.engines.none import NoEngine
+from weighbridge.tasks.engines.restart import Restart
 from weighbridge.tasks.host_attempt import Host, HostAttempt
 from weighbridge.tasks.nodes import NodesBehind
 
@@ -134,6 +135,35 @@ def test_an_engine_that_fails_to_load_what_was_served_before_is_given_nothing_ol
     engine.broken = False
     HostAttempt(host, 4).cut_over()
     assert host.engine_is_at(4)
+
+
+def test_an_engine_that_nobody_can_resume_is_restarted_on_current_where_the_user_said_how(tmp_path: Path) -> None:
+    engine, said = Engine(), tmp_path / "said"
+    engine.broken = True
+    host = Host("a", "run", open_store(str(tmp_path)), Replica(), engine)
+    host.restart = Restart(["sh", "-c", f"printf %s {{path}} > {said}"], engine, seconds=30)
+    with pytest.raises(CutOverFailed, match="It was restarted on") as failed:
+        HostAttempt(host, 4).cut_over()
+    assert failed.value.served is None and not host.engine_is_at(4)
+    assert said.read_text() == str(host.replica.current)
+    engine.broken = False
+    HostAttempt(host, 4).cut_over()
+    assert host.engine_is_at(4)
+
+
+def test_a_restart_that_fails_is_told_and_the_failure_before_it_too(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.broken = True
+    host = Host("a", "run", open_store(str(tmp_path)), Replica(), engine)
+    host.restart = Restart(["sh", "-c", "echo no such unit; exit 5"], engine, seconds=30)
+    with pytest.raises(CutOverFailed, match=r"(?s)failed to load.*could not be restarted either.*no such unit"):
+        HostAttempt(host, 4).cut_over()
+
+
+@pytest.mark.parametrize(("command", "why"), [("no-such-program now", "no program"), ("sh {version}", "version")])
+def test_a_restart_command_that_cannot_be_one_is_refused_at_the_start(command: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Restart(command, Engine(), seconds=30)
 
 
 class Mended(Replica):

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.mischief import DiesAfter, meddled, spoil
+from tests.engines.mischief import DiesAfter, meddled, spoil, supervised
 from tests.engines.real import (
     PLUGIN,
     PROMPTS,
@@ -30,6 +31,7 @@ from weighbridge.tasks.engines.choose import open_engine
 from weighbridge.tasks.engines.contract import Engine
 from weighbridge.tasks.engines.control import Control, EngineDenied, Keys
 from weighbridge.tasks.engines.guard import guarded
+from weighbridge.tasks.engines.restart import Restart
 from weighbridge.tasks.engines.spec import EngineSpec
 from weighbridge.tasks.engines.vllm import VllmEngine
 from weighbridge.tasks.host_attempt import Host, HostAttempt
@@ -40,7 +42,10 @@ KEY = "an-engines-key"
 BLOCKS = {"layers.0.self_attn.k_proj": 6, "model.norm": 1, "lm_head": 1, "embed": 1}  # what vLLM loads of each
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
+KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("vllm", "sglang")]  # side by side
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -234,6 +239,7 @@ import os, signal, sys
 from pathlib import Path
 from weighbridge.tasks.engines.choose import open_engine
 from weighbridge.tasks.engines.guard import guarded
+from weighbridge.tasks.engines.restart import Restart
 from weighbridge.tasks.engines.spec import EngineSpec
 
 kind, url, key, folder, stage = sys.argv[1:]
@@ -314,23 +320,47 @@ def test_an_engine_that_dies_in_a_cut_over_fails_the_host_by_name_and_its_superv
     assert_serves(server, reference, replica, version)
 
 
+def test_an_engine_that_its_supervisor_restarts_while_a_version_is_fetched_and_applied_starts_on_the_old_one(
+    fleet: Fleet, host: Host, replica: Replica, server: Server, reference: Reference
+) -> None:
+    before, version = replica.version, fleet.step()
+    attempt = HostAttempt(host, version)
+    server.kill()
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    attempt.fetch()
+    while (
+        starting.is_alive()
+    ):  # it reads its files at some moment of its start: applied to, again and again, until then
+        attempt.apply()
+        attempt.fetch()
+    starting.join()
+    attempt.apply()
+    attempt.verify()
+    assert replica.version == before
+    assert [server.generate(prompt) for prompt in PROMPTS] == reference.tokens(replica.current)
+    attempt.cut_over()
+    assert_serves(server, reference, replica, version)
+
+
 @pytest.mark.parametrize("fault", ["truncated", "wrong shape"])
 def test_a_file_that_no_engine_can_load_under_a_paused_one_ends_in_the_old_weights_or_a_failed_host(
-    fleet: Fleet, host: Host, replica: Replica, server: Server, reference: Reference, fault: str
+    fleet: Fleet, host: Host, replica: Replica, server: Server, reference: Reference, folder: Path, fault: str
 ) -> None:
     before, version = replica.version, fleet.step()
     with (
+        supervised(server, folder) as command,
         meddled(host, "after switch", lambda folder: spoil(folder / "model.safetensors", fault)),
         pytest.raises(CutOverFailed) as failed,
     ):
+        host.restart = Restart(command, host.engine, seconds=300)
         sync(host, version)
-    if failed.value.served is None:  # its process ended, or stays paused: it says nothing wrong any more
-        server.kill()
-        server.start()
-        host.engine = adapter(server)
-    else:
-        assert failed.value.served == before
+    restarted = "It was restarted on" in str(failed.value)
+    assert (failed.value.served is None) == restarted, "left paused, or its process ended: then it starts anew"
+    assert failed.value.served in (None, before)
+    if not restarted:
         assert [server.generate(prompt) for prompt in PROMPTS] == reference.tokens(replica.current)
+    host.restart = None
     replica.scrub()
     bring(host, version)
     assert_serves(server, reference, replica, version)

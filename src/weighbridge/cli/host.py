@@ -23,7 +23,7 @@ from weighbridge.cli.options import (
     settings_of,
     store_of,
 )
-from weighbridge.errors import EngineError, UsageError
+from weighbridge.errors import UsageError
 from weighbridge.settings import Settings
 from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.digests import chain_digest
@@ -36,8 +36,6 @@ from weighbridge.storage.peers.mirror import Mirror
 from weighbridge.storage.peers.pull import open_mirror
 from weighbridge.storage.stores import contract
 from weighbridge.storage.stores.hooks import Hooks
-from weighbridge.tasks.engines.contract import Engine
-from weighbridge.tasks.engines.control import EngineDenied
 
 log = structlog.get_logger("weighbridge.host")
 
@@ -102,6 +100,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     from weighbridge.storage.replica import open_replica
     from weighbridge.tasks.engines.choose import open_engine
     from weighbridge.tasks.engines.guard import guarded
+    from weighbridge.tasks.engines.restart import Restart, await_engine
     from weighbridge.tasks.host_attempt import Host
     from weighbridge.tasks.metrics import serve_metrics
     from weighbridge.transport import open_receiver
@@ -116,7 +115,9 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     else:
         store, run, lineage = mirror.store, mirror.lineage.run, mirror.lineage
     spec = settings.engine_spec
-    engine = _ready(open_engine(spec), seconds=settings.engine_deadline)
+    restart, engine = settings.engine_restart, open_engine(spec)
+    restarts = None if restart is None else Restart(restart, engine, seconds=settings.engine_deadline)
+    await_engine(engine, seconds=settings.engine_deadline)
     with (
         _only_one(settings, store),
         open_replica(
@@ -141,6 +142,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
             engine_seconds=settings.engine_deadline,
             engine_in_doubt=guard is not None and guard.marked(),
             watch=guard,
+            restart=restarts,
             nodes=settings.engine_nodes,
             hooks=settings.hooks if mirror is None else following(mirror, replica, settings.hooks),
             trust=settings.trusted,
@@ -196,17 +198,3 @@ def _run_of(store: contract.Store, hooks: Hooks, *, every_seconds: float) -> Run
         time.sleep(every_seconds)
         hooks.reading(store.url)
     return lineage.run
-
-
-def _ready(engine: Engine, *, seconds: float) -> Engine:
-    """Waits for an engine that is still starting; what only a person can change is raised at once."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            engine.check(seconds=min(30.0, seconds))
-            return engine
-        except EngineError as error:
-            if isinstance(error, EngineDenied) or time.monotonic() >= until:
-                raise
-            log.info("waiting for the engine", engine=engine.name, error=str(error))
-        time.sleep(1.0)
