@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # ruff does not follow the links under src/, mypy does.
 SOURCES := src flows tasks storage tests benchmarks examples
 
-.PHONY: help demo test test-fleet test-ui test-units fuzz soak test-stores test-engines demo-s3 lint lock pip-audit bench dist clean
+.PHONY: help demo test test-fleet test-ui test-units fuzz soak test-stores test-engines test-vllm test-sglang demo-s3 lint lock pip-audit bench dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,13 +63,18 @@ test-stores: $(VENV)/.stores  ## the store contract and every fault on real serv
 	$(BIN)/python -m pytest -m stores tests/stores
 
 # Each engine has an environment of its own: their requirements exclude each other's, and ours.
-ENGINES := .venv-vllm/.ready .venv-sglang/.ready
 .venv-%/.ready: tests/engines/servers/install_%_cpu.sh tests/engines/servers/%_cpu_reqs.txt
 	bash $< .venv-$*
 	@touch $@
 
-test-engines: $(READY) $(ENGINES)  ## real vLLM and SGLang servers follow versions, under faults: at most 35 minutes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "engines and not slow" tests/engines
+test-engines: $(READY)  ## real vLLM and SGLang servers follow versions, under faults, side by side: at most 35 minutes
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-vllm test-sglang
+
+test-vllm: $(READY) .venv-vllm/.ready  ## one of the two
+	$(BIN)/python -m pytest -m "engines and not slow" -k "not sglang" tests/engines
+
+test-sglang: $(READY) .venv-sglang/.ready  ## the other
+	$(BIN)/python -m pytest -m "engines and not slow" -k sglang tests/engines
 
 demo-s3: $(VENV)/.stores  ## the demo on S3: a SeaweedFS is started on loopback and stopped
 	$(BIN)/python -m tests.stores.demo_s3

@@ -42,10 +42,7 @@ KEY = "an-engines-key"
 BLOCKS = {"layers.0.self_attn.k_proj": 6, "model.norm": 1, "lm_head": 1, "embed": 1}  # what vLLM loads of each
 
 
-KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("vllm", "sglang")]  # side by side
-
-
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
