@@ -1,5 +1,5 @@
-"""A tiny random Qwen3 with untied embeddings and a byte-level tokenizer of its own, in bf16. Runs in an engine's
-environment. usage: make_model.py FOLDER [--seed N] [--hidden N] [--layers N]"""
+"""A tiny random Qwen3 with a byte-level tokenizer of its own, in bf16: its embeddings untied unless --tied, its MLPs
+dense unless --moe. Runs in an engine's environment. usage: make_model.py FOLDER [--seed N] [--hidden N] [--layers N]"""
 
 import argparse
 import string
@@ -24,9 +24,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--tied", action="store_true")
+    parser.add_argument("--moe", action="store_true")
     options = parser.parse_args()
     _tokenizer().save_pretrained(options.folder)
-    config = transformers.Qwen3Config(
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": options.hidden}
+    kind = transformers.Qwen3MoeConfig if options.moe else transformers.Qwen3Config
+    config = kind(
+        **(experts if options.moe else {}),
         vocab_size=_VOCABULARY,
         hidden_size=options.hidden,
         intermediate_size=options.hidden * 2,
@@ -38,7 +43,7 @@ def main() -> None:
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
-        tie_word_embeddings=False,
+        tie_word_embeddings=options.tied,
         initializer_range=0.15,
         dtype="bfloat16",
     )
