@@ -152,10 +152,12 @@ class _CutOver:
         self._pause_seconds = 0.0
         self._resumed = False
         self._seconds: dict[str, float] = {}
+        self._checksum: str | None = None
 
     def run(self, *, reload: bool) -> CutOver:
         if not reload:
             return self._renumber()
+        self._checksum = self._checksum_before()
         self._watch.pausing(self._previous, seconds=self._budget)
         try:
             self._pause()
@@ -164,6 +166,7 @@ class _CutOver:
                 raise self._taken_over()
             try:
                 self._load(self._version)
+                self._prove_other()
             except WeighbridgeError as failure:
                 self._restore(failure)
             self._resume(self._version)
@@ -262,6 +265,7 @@ class _CutOver:
         try:
             kept = self._copies.fall_back()
             self._load(kept)
+            self._prove_same(kept)
         except WeighbridgeError as second:
             self._stage = reached
             raise self._failed(
@@ -277,6 +281,36 @@ class _CutOver:
             f"serves version {kept}.",
             served=kept,
         ) from failure
+
+    def _checksum_before(self) -> str | None:
+        """The engine's own checksum of `previous`, before anything is paused; None: it has none, or what it holds is
+        not known."""
+        if self._previous is None:
+            return None
+        try:
+            return self._engine.checksum(seconds=self._left())
+        except WeighbridgeError as failure:
+            raise self._failed(
+                f"the engine gave no checksum of version {self._previous}: {failure} It was not paused, and serves it.",
+                served=self._previous,
+            ) from failure
+
+    def _prove_other(self) -> None:
+        """A version that changed bytes has another checksum than the one before it."""
+        if self._checksum is not None and self._ask_checksum() == self._checksum:
+            raise EngineError("the engine says that it loaded, and its own checksum of its weights is what it was.")
+
+    def _prove_same(self, kept: int) -> None:
+        """The version that was served before has the checksum that it had then."""
+        if self._checksum is not None and kept == self._previous and self._ask_checksum() != self._checksum:
+            raise EngineError("its own checksum of its weights is not what it was before.")
+
+    def _ask_checksum(self) -> str | None:
+        begun = self._now()
+        try:
+            return self._engine.checksum(seconds=self._left())
+        finally:
+            self._seconds["checksum"] = self._seconds.get("checksum", 0.0) + self._now() - begun
 
     def _resume(self, version: int, *, after: WeighbridgeError | None = None) -> None:
         try:

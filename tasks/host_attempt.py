@@ -274,6 +274,7 @@ class HostAttempt:
             host.replica.settle()
         copies: Copies = _Standing(host.replica) if standing else host.replica
         known = not standing and host.engine_is_at(self.from_version)
+        changes = not standing and self._applied.reload and self._applied.state_digest != host.replica.state_digest
         host.engine_version, host.engine_in_doubt = None, True  # until the end of what follows nobody knows
         try:
             done = cut_over(
@@ -281,7 +282,7 @@ class HostAttempt:
                 host.engine,
                 version=self.version,
                 previous=self.from_version if known else None,
-                reload=not known or bool(self._applied.reload),
+                reload=not known or changes,
                 deadline_seconds=host.engine_seconds,
                 on_stage=self._reach,
                 watch=host.watch,

@@ -137,6 +137,7 @@ class Settings(BaseSettings):
     engine_admin_key: SecretStr | None = None
     engine_admin_key_file: Path | None = None
     engine_maps_files: bool = False
+    engine_checksum: bool = False  # vLLM, SGLang: hold each load against the engine's own checksum of its weights
     engine_pull_from: str | None = None  # SGLang alone: a root of layout pull-weights, as the server sees it,
     engine_pull_into: Path | None = None  # and the checkpoint on this machine that the server patches with it
     engine_restart: str | None = None  # a command for an engine that was left paused: it starts it anew, on {path}
@@ -205,6 +206,7 @@ class Settings(BaseSettings):
             remote=self.engine_remote,
             prompt=self.engine_prompt,
             maps_files=self.engine_maps_files,
+            checksum=self.engine_checksum,
             pulls=None if not self.engine_pull_from else Pulls(self.engine_pull_from, self.engine_pull_into or Path()),
         )
 

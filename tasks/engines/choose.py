@@ -40,8 +40,10 @@ def open_engine(spec: EngineSpec) -> Engine:
 
     keys, canary = Keys(spec.api_key, spec.admin_key), Canary(spec.prompt)
     if spec.kind == "vllm":
-        return VllmEngine(spec.url, keys=keys, remote=spec.remote, canary=canary)
-    return SglangEngine(spec.url, keys=keys, remote=spec.remote, canary=canary, pulls=spec.pulls)
+        return VllmEngine(spec.url, keys=keys, remote=spec.remote, canary=canary, checksum=spec.checksum)
+    return SglangEngine(
+        spec.url, keys=keys, remote=spec.remote, canary=canary, checksum=spec.checksum, pulls=spec.pulls
+    )
 
 
 def _users_own(name: str) -> Callable[..., Engine]:

@@ -38,6 +38,7 @@ class CommandEngine:
         flush: Command | None = None,
         set_version: Command | None = None,
         read_version: Command | None = None,
+        checksum: Command | None = None,
         resume: Command | None = None,
         probe: Command | None = None,
         maps_files: bool = False,
@@ -48,6 +49,7 @@ class CommandEngine:
             "flush": flush,
             "set_version": set_version,
             "read_version": read_version,
+            "checksum": checksum,
             "resume": resume,
             "probe": probe,
         }
@@ -91,6 +93,10 @@ class CommandEngine:
             return int(said)
         except ValueError:
             raise EngineError(f"the engine's read_version command printed {said[-200:]!r}, not a version.") from None
+
+    def checksum(self, *, seconds: float) -> str | None:
+        """See Engine. What the command prints; None when none was given."""
+        return self._call("checksum", seconds).strip() or None
 
     def resume(self, *, seconds: float) -> None:
         """See Engine."""

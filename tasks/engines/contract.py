@@ -1,4 +1,4 @@
-"""What a cut over asks of an engine: nine small verbs, each with a deadline. A user's own adapter is one class with
+"""What a cut over asks of an engine: ten small verbs, each with a deadline. A user's own adapter is one class with
 them. Must not know replicas, stores or Prefect; the order of the calls is `tasks/cutover.py`'s."""
 
 from pathlib import Path
@@ -49,6 +49,11 @@ class Engine(Protocol):
         """The version the engine says it serves; None when it is of a kind that cannot say, or was never told."""
         ...
 
+    def checksum(self, *, seconds: float) -> str | None:
+        """The engine's own checksum of the weights it holds, which it computes anew; None where it has none, or is not
+        asked for one. It must be the same for the same weights, and another for others."""
+        ...
+
     def resume(self, *, seconds: float) -> None:
         """Takes up work again. Sent once a cut over, never repeated."""
         ...
@@ -58,5 +63,5 @@ class Engine(Protocol):
         ...
 
 
-VERBS = ("check", "is_paused", "pause", "reload", "flush", "set_version", "read_version", "resume", "probe")
+VERBS = ("check", "is_paused", "pause", "reload", "flush", "set_version", "read_version", "checksum", "resume", "probe")
 """What a user's own adapter must have."""

@@ -32,6 +32,10 @@ class NoEngine:
         """See Engine."""
         return None
 
+    def checksum(self, *, seconds: float) -> str | None:
+        """See Engine."""
+        return None
+
     def resume(self, *, seconds: float) -> None:
         """See Engine."""
 

@@ -12,10 +12,17 @@ class ServerEngine:
     """A reload copies the files into the model's own memory."""
 
     def __init__(
-        self, url: str, *, keys: Keys | None = None, remote: bool = False, canary: Canary | None = None
+        self,
+        url: str,
+        *,
+        keys: Keys | None = None,
+        remote: bool = False,
+        canary: Canary | None = None,
+        checksum: bool = False,
     ) -> None:
         self._control = Control(url, keys=keys or Keys(), remote=remote)
         self._canary = canary or Canary()
+        self._has_checksum = checksum
 
     def probe(self, *, seconds: float) -> None:
         """See Engine."""

@@ -27,9 +27,10 @@ class SglangEngine(ServerEngine):
         keys: Keys | None = None,
         remote: bool = False,
         canary: Canary | None = None,
+        checksum: bool = False,
         pulls: Pulls | None = None,
     ) -> None:
-        super().__init__(url, keys=keys, remote=remote, canary=canary)
+        super().__init__(url, keys=keys, remote=remote, canary=canary, checksum=checksum)
         self._pulls = pulls
 
     def check(self, *, seconds: float) -> None:
@@ -99,6 +100,15 @@ class SglangEngine(ServerEngine):
     def read_version(self, *, seconds: float) -> int | None:
         """See Engine."""
         return version_in(self._control.get("/model_info", seconds=seconds, admin=False))
+
+    def checksum(self, *, seconds: float) -> str | None:
+        """See Engine. Over the parameters of all ranks."""
+        if not self._has_checksum:
+            return None
+        answer = self._control.post("/weights_checker", {"action": "checksum"}, seconds=seconds)
+        if not isinstance(found := answer.get("per_engine_checksum"), str):
+            raise EngineError(f"SGLang gave no checksum of its weights: {str(answer)[:200]}")
+        return found
 
     def resume(self, *, seconds: float) -> None:
         """See Engine."""

@@ -29,5 +29,7 @@ class EngineSpec:
     prompt: str = "The"
     maps_files: bool = False
     """Of a command's engine: whether it keeps the files that it loaded mapped."""
+    checksum: bool = False
+    """Of a server: whether each load is held against its own checksum of the weights."""
     pulls: Pulls | None = None
     """Of SGLang: where the server itself may fetch versions, and what it makes of them."""

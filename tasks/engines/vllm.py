@@ -1,6 +1,7 @@
 """vLLM's OpenAI server, started with VLLM_SERVER_DEV_MODE=1: what its control routes really answer is in the tests that
 run against it. Must not know replicas, stores or Prefect."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -54,6 +55,11 @@ class VllmEngine(ServerEngine):
         if config.get("speculative_config") is not None:
             log.warning("a draft model keeps the weights that it was started with, and is accepted less and less")
         text = model.get("text_config") or model
+        if device == "cpu" and self._has_checksum:
+            raise UsageError(
+                "vLLM on a CPU leaves the linear layers out of its checksum, so a version that changes nothing else "
+                "would seem not to be loaded. Nothing was changed. Unset engine_checksum here."
+            )
         if device == "cpu" and (fault := _reloaded_wrongly_on_cpu(text)):
             raise UsageError(
                 f"vLLM on a CPU {fault}, and says that all went well. Nothing was changed. Use an untied, dense model, "
@@ -120,6 +126,15 @@ class VllmEngine(ServerEngine):
     def read_version(self, *, seconds: float) -> int | None:
         """See Engine."""
         return version_in(self._control.get("/weight_info", seconds=seconds))
+
+    def checksum(self, *, seconds: float) -> str | None:
+        """See Engine. Over the parameters of all ranks."""
+        if not self._has_checksum:
+            return None
+        answer = self._control.post("/weight_checker", {"action": "checksum"}, seconds=seconds)
+        if not isinstance(found := answer.get("checksums"), dict) or not found:
+            raise EngineError(f"vLLM gave no checksums of its weights: {str(answer)[:200]}")
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
     def resume(self, *, seconds: float) -> None:
         """See Engine."""

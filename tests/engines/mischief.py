@@ -35,6 +35,22 @@ class DiesAfter:
         return call
 
 
+class LoadsTheOldOne:
+    """An engine that is given the folder of the other copy, the first `times`, under the new version's number."""
+
+    def __init__(self, engine: Engine, *, times: int) -> None:
+        self._engine, self._times = engine, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def reload(self, folder: Path, version: int, *, seconds: float) -> None:
+        if self._times > 0:
+            self._times -= 1
+            folder = next(copy for copy in folder.resolve().parent.iterdir() if copy != folder.resolve())
+        self._engine.reload(folder, version, seconds=seconds)
+
+
 class Meddled:
     """A replica whose files somebody touches in the cut over: those of the spare copy, or of the current one."""
 

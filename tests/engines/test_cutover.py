@@ -21,6 +21,8 @@ class World:
         self.now = 0.0
         self.stages: list[Stage] = []
         self.ignores_reload = False
+        self.checks = False
+        self.keeps_weights: set[int] = set()  # versions whose load changes nothing, though the engine says it did
         self.touched: set[int] = set()
 
     def _call(self, name: str, *, kind: type[Exception] = EngineError) -> None:
@@ -55,10 +57,11 @@ class World:
         self._call("pause")
 
     def reload(self, folder: Path, version: int, *, seconds: float) -> None:
+        before = self.loaded
         self.loaded = None  # gone until a good reload
         self._call(f"reload {version}")
         assert folder == self.current
-        self.loaded = self.points_to
+        self.loaded = before if version in self.keeps_weights else self.points_to
 
     def flush(self, *, seconds: float) -> None:
         self._call("flush")
@@ -67,6 +70,12 @@ class World:
         self._call(f"set_version {version}")
         if not self.ignores_reload:
             self.number = version
+
+    def checksum(self, *, seconds: float) -> str | None:
+        if not self.checks:
+            return None
+        self._call("checksum")
+        return f"weights {self.loaded}"
 
     def read_version(self, *, seconds: float) -> int | None:
         return self.number
@@ -128,6 +137,31 @@ def test_a_folder_that_was_changed_while_it_was_loaded_is_not_served() -> None:
     with pytest.raises(CutOverFailed, match=r"was changed by somebody while it was loaded.*serves version 4") as caught:
         world.run()
     assert (caught.value.served, world.loaded, world.calls.count("resume")) == (4, 4, 1)
+
+
+def test_a_load_that_changed_nothing_is_found_by_the_engines_own_checksum() -> None:
+    world = World()
+    world.checks, world.keeps_weights = True, {5}
+    with pytest.raises(CutOverFailed, match="checksum of its weights is what it was") as failed:
+        world.run()
+    assert failed.value.served == 4 and world.calls.index("checksum") < world.calls.index("pause")
+    assert world.calls[-5:] == ["reload 4", "flush", "set_version 4", "checksum", "resume"]
+
+
+def test_an_engine_that_holds_something_else_after_its_last_good_copy_was_loaded_stays_paused() -> None:
+    world = World(flush=1)
+    world.checks, world.keeps_weights = True, {4}
+    with pytest.raises(CutOverFailed, match="not what it was before") as failed:
+        world.run()
+    assert failed.value.served is None and "resume" not in world.calls
+
+
+def test_an_engine_that_gives_no_checksum_is_not_paused() -> None:
+    world = World(checksum=1)
+    world.checks = True
+    with pytest.raises(CutOverFailed, match="It was not paused") as failed:
+        world.run()
+    assert failed.value.served == 4 and world.calls == ["checksum"]
 
 
 def test_an_engine_that_answers_another_version_is_not_resumed_on_it() -> None:

@@ -174,7 +174,7 @@ class Mended(Replica):
         return SimpleNamespace(downloaded_bytes=0)
 
     def apply(self, fetched: Any) -> Any:
-        return SimpleNamespace(parts=0, repaired=0, reload=False)
+        return SimpleNamespace(parts=0, repaired=0, reload=False, state_digest="")
 
     def switch(self) -> int:
         self.version = 7
@@ -247,7 +247,7 @@ class Prepares(Replica):
         return SimpleNamespace(downloaded_bytes=70)
 
     def apply(self, fetched: Any) -> Any:
-        return SimpleNamespace(parts=1, repaired=0, reload=True)
+        return SimpleNamespace(parts=1, repaired=0, reload=True, state_digest="new")
 
     def switch(self) -> int:
         self.version = 5

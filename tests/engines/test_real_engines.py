@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.mischief import DiesAfter, meddled, spoil, supervised
+from tests.engines.mischief import DiesAfter, LoadsTheOldOne, meddled, spoil, supervised
 from tests.engines.real import (
     PLUGIN,
     PROMPTS,
@@ -171,6 +171,25 @@ def half_an_update(server: Server) -> None:
     control.post("/start_weight_update", seconds=60)
     order = {"folder": str(server.log.parent / "nowhere"), "version": 0, "digests": {}}
     control.post("/update_weights", {"update_info": order}, seconds=60)
+
+
+def test_a_load_that_the_server_only_says_it_did_is_found_by_its_own_checksum(
+    fleet: Fleet, host: Host, replica: Replica, server: Server, reference: Reference
+) -> None:
+    spec = EngineSpec(server.kind, url=server.url, api_key=KEY, checksum=True)
+    if server.kind == "vllm":  # whose checksum on a CPU leaves most weights out
+        with pytest.raises(UsageError, match="leaves the linear layers out"):
+            open_engine(spec).check(seconds=30)
+        return
+    before, version = replica.version, fleet.step()
+    host.engine = LoadsTheOldOne(open_engine(spec), times=1)
+    with pytest.raises(CutOverFailed, match="checksum of its weights is what it was") as failed:
+        sync(host, version)
+    assert failed.value.served == before
+    assert_serves(server, reference, replica, before)
+    sync(host, version)
+    assert_serves(server, reference, replica, version)
+    host.engine = adapter(server)
 
 
 def test_an_empty_version_changes_the_number_and_reloads_nothing(

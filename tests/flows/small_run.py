@@ -118,6 +118,10 @@ class FileEngine:
         self._call("set_version", str(version))
         (self.folder / "version").write_text(str(version))
 
+    def checksum(self, *, seconds: float) -> str | None:
+        """See Engine."""
+        return None
+
     def read_version(self, *, seconds: float) -> int | None:
         path = self.folder / "version"
         return int(path.read_text()) if path.exists() else None

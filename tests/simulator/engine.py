@@ -75,6 +75,10 @@ class SimEngine:
 
         self._call(f"set version {version}", say)
 
+    def checksum(self, *, seconds: float) -> str | None:
+        """See Engine."""
+        return None
+
     def read_version(self, *, seconds: float) -> int | None:
         self._life.step("read version")
         return self._serving.said
