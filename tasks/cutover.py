@@ -84,13 +84,14 @@ class CutOver:
     """How a cut over went: the stage it reached, the version served since, and how long the engine was paused.
 
     `seconds` has what the engine itself took: "drain" until it had paused, "reload", "flush", "set version", "resume",
-    and the "canary" after it. What of the pause is in none of them is ours.
+    and the "canary" after it. What of the pause is in none of them is ours. `said` is whether it read its version back.
     """
 
     stage: Stage
     version: int
     pause_seconds: float
     seconds: Mapping[str, float] = field(default_factory=dict)
+    said: bool = False
 
 
 class CutOverFailed(EngineError):
@@ -153,6 +154,7 @@ class _CutOver:
         self._resumed = False
         self._seconds: dict[str, float] = {}
         self._checksum: str | None = None
+        self._said = False
 
     def run(self, *, reload: bool) -> CutOver:
         if not reload:
@@ -173,7 +175,7 @@ class _CutOver:
         finally:
             self._watch.settled(resumed=self._resumed)
         self._canary()
-        return CutOver(self._stage, self._version, self._pause_seconds, self._seconds)
+        return CutOver(self._stage, self._version, self._pause_seconds, self._seconds, self._said)
 
     def _renumber(self) -> CutOver:
         """The same weights under a new number: nothing to pause for."""
@@ -185,7 +187,7 @@ class _CutOver:
                 f"the engine did not take version {self._version}: {failure} It serves the same weights.",
                 served=self._previous,
             ) from failure
-        return CutOver(self._stage, self._version, 0.0, self._seconds)
+        return CutOver(self._stage, self._version, 0.0, self._seconds, self._said)
 
     def _pause(self) -> None:
         # Before the call: a pause that timed out may have taken effect.
@@ -255,6 +257,7 @@ class _CutOver:
         answered = self._engine.read_version(seconds=self._left())
         if answered is not None and answered != version:
             raise EngineError(f"the engine was told version {version} and answers {answered}.")
+        self._said = answered is not None
         self._reach(Stage.VERSION_SET)
 
     def _restore(self, failure: WeighbridgeError) -> None:

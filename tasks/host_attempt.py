@@ -106,6 +106,8 @@ class Host:
     """Held by whoever brings this host to a version: one at a time."""
     engine_version: int | None = None
     """What this process knows the engine to serve; None: not known, so it is loaded before anything is believed."""
+    engine_says: bool = False
+    """Whether the engine is of a kind that names its version: one that no longer does was started anew."""
     engine_in_doubt: bool = False
     """Whether a cut over ended without known weights, of this process or, by its guard's mark, of one that died; an
     engine's own word is then worth nothing."""
@@ -140,6 +142,8 @@ class Host:
         if self.engine_in_doubt:
             return False
         said = self.engine.read_version(seconds=self.engine_seconds)
+        if said is None and self.engine_says:  # started anew: on what, and whether it is numbered, a load settles
+            return False
         if version != (self.engine_version if said is None else said):
             return False
         return self.engine_version is not None or self._engine_answers()
@@ -294,7 +298,7 @@ class HostAttempt:
             if failure.served is None and host.restart is not None:
                 raise self._restarted(host.restart, failure) from failure
             raise
-        host.engine_version, host.engine_in_doubt = done.version, False
+        host.engine_version, host.engine_in_doubt, host.engine_says = done.version, False, done.said
         self.seconds.update(done.seconds)
         self.seconds["pause"] = done.pause_seconds
         if not standing:

@@ -151,6 +151,17 @@ def test_an_engine_that_nobody_can_resume_is_restarted_on_current_where_the_user
     assert host.engine_is_at(4)
 
 
+def test_an_engine_that_names_its_version_no_more_was_started_anew_and_is_loaded(tmp_path: Path) -> None:
+    engine = Engine()
+    host = Host("a", "run", open_store(str(tmp_path)), Replica(), engine)
+    HostAttempt(host, 4).cut_over()
+    engine.number = None
+    engine.calls.clear()
+    assert not host.engine_is_at(4)
+    HostAttempt(host, 4).cut_over()
+    assert (engine.calls, engine.number) == (["reload 4", "resume"], 4)
+
+
 def test_a_restart_that_fails_is_told_and_the_failure_before_it_too(tmp_path: Path) -> None:
     engine = Engine()
     engine.broken = True
