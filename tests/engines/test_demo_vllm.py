@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.engines.real import python_of
@@ -14,10 +13,10 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 STEPS = 2
 
 
-def test_each_version_of_the_demo_moves_the_engines_log_probability(tmp_path: Path) -> None:
+def test_each_version_of_the_demo_moves_the_engines_log_probability() -> None:
     command = [sys.executable, "-m", "weighbridge", "demo", "--steps", str(STEPS)]
     command += ["--engine", "vllm", "--engine-python", str(python_of("vllm"))]
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+    environment = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1100, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     said = re.findall(r"log p\(text\) = (-\d+\.\d+)(?: \(([+-]\d+\.\d+)\))?", done.stdout)
