@@ -95,7 +95,7 @@ lock: $(READY)  ## requirements.lock from constraints.txt, after one of them was
 pip-audit: $(READY)  ## known vulnerabilities of what requirements.lock pins
 	$(PYTHON) -m venv build/audit-venv
 	build/audit-venv/bin/python -m pip install --quiet pip-audit
-	timeout 300 build/audit-venv/bin/pip-audit --require-hashes --disable-pip --timeout 15 --progress-spinner off \
+	timeout 300 build/audit-venv/bin/pip-audit --strict --require-hashes --disable-pip --timeout 15 --progress-spinner off \
 		--requirement requirements.lock || { code=$$?; echo "not audited, or not clean (exit $$code): the lines above say \
 	which. A service of vulnerabilities, pypi.org by default, must answer within 300 s; nothing was changed." >&2; exit $$code; }
 

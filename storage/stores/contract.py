@@ -73,8 +73,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """The whole of a small object. Raises ObjectMissing; StoreRefused for one of more than MOST_SMALL_BYTES, where
-        the store says so before it sends it."""
+        """The whole of a small object. Raises ObjectMissing; StoreRefused for one of more than MOST_SMALL_BYTES."""
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:

@@ -17,7 +17,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, StoreUnfit, UsageError
-from weighbridge.storage.stores.contract import ObjectInfo, Store
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, ObjectInfo, Store, too_large
 from weighbridge.storage.stores.keys import checked_create, checked_key, checked_prefix
 from weighbridge.storage.stores.profile import Profile
 
@@ -86,7 +86,14 @@ class FsspecStore(Store):
 
     def get(self, key: str) -> bytes:
         """See Store."""
-        return bytes(self._run("read", checked_key(key), lambda fs, path: fs.cat_file(path)))
+
+        def read(fs: AbstractFileSystem, path: str) -> bytes:
+            nbytes = int(_fresh(fs).info(path).get("size") or 0)
+            if nbytes > MOST_SMALL_BYTES:
+                raise too_large(key, self.url, nbytes)
+            return bytes(fs.cat_file(path))
+
+        return self._run("read", checked_key(key), read)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""

@@ -20,7 +20,8 @@ from gcsfs.retry import HttpError
 from google.auth.exceptions import GoogleAuthError
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused, UsageError
-from weighbridge.storage.stores.contract import ObjectInfo
+from weighbridge.storage.stores.bounded_response import BoundedResponse, most_bytes
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, ObjectInfo
 from weighbridge.storage.stores.keys import checked_create, checked_key, checked_prefix
 from weighbridge.storage.stores.profile import Profile
 from weighbridge.storage.stores.remote import REPEATABLE, RemoteStore, Verb
@@ -146,6 +147,7 @@ class GCSStore(RemoteStore[Any]):
         name = self.name(checked_key(key))
 
         async def read(fs: Any) -> bytes:
+            most_bytes.set(nbytes if headers else MOST_SMALL_BYTES)  # of this task, which is one call's
             _, data = await fs._call("GET", "b/{}/o/{}", self.bucket, name, alt="media", headers=headers)
             return bytes(data)
 
@@ -261,6 +263,7 @@ class GCSStore(RemoteStore[Any]):
             skip_instance_cache=True,  # a cached instance would keep expired credentials
             use_listings_cache=False,
             cache_timeout=0,
+            session_kwargs={"response_class": BoundedResponse},
         )
         await fs._set_session()
         return fs

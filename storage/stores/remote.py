@@ -131,11 +131,15 @@ class RemoteStore(Store, Generic[C]):
         try:
             connection = self._open()
             return self._bounded(connection, action, limit)
+        except StoreError:
+            raise  # in this house's words already
         except self.failures as error:
             if not self._is_stale(error):
                 raise self._told(error, verb) from error
         try:
             return self._bounded(self._open(instead_of=connection), action, limit)
+        except StoreError:
+            raise
         except self.failures as error:
             raise self._told(error, verb) from error
 

@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.contract.store_tests import StoreTests
 
-from weighbridge.errors import ObjectMissing, StoreError, StoreUnfit, UsageError
+from weighbridge.errors import ObjectMissing, StoreError, StoreRefused, StoreUnfit, UsageError
 from weighbridge.storage.stores import Profile, Store, open_store
 from weighbridge.storage.stores.probe import probe
 
@@ -71,9 +71,9 @@ def test_a_call_that_hangs_ends_at_its_deadline() -> None:
     class Hanging(MemoryFileSystem):
         protocol = "hanging"
 
-        def cat_file(self, path: str, **options: object) -> bytes:
+        def info(self, path: str, **options: object) -> dict[str, object]:
             release.wait(10)
-            return b""
+            return {}
 
     fsspec.register_implementation("hanging", Hanging, clobber=True)
     store = open_store("hanging://bucket/run", profile=Profile(call_seconds=0.1))
@@ -95,3 +95,12 @@ def test_a_url_with_a_credential_or_without_a_bucket_is_a_usage_error(url: str) 
     with pytest.raises(UsageError) as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
+
+
+def test_an_object_that_is_no_small_object_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"memory://{uuid.uuid4().hex}/run")
+    store.put("run.json", bytes(1001))
+    monkeypatch.setattr("weighbridge.storage.stores.fsspec_store.MOST_SMALL_BYTES", 1000)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(StoreRefused, match="not what was published"):
+        store.get("run.json")
