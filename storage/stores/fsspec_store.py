@@ -152,6 +152,8 @@ class FsspecStore(Store):
         future = opened.threads.submit(action, opened.client, f"{opened.root}/{key}" if key else opened.root)
         try:
             return future.result(limit)
+        except StoreError:
+            raise  # in this house's words already
         except FileExistsError as error:
             if verb != "create":
                 raise StoreError(f"{self.url} could not {verb} {key}: {error}.") from error
