@@ -181,6 +181,7 @@ def test_a_load_that_the_server_only_says_it_did_is_found_by_its_own_checksum(
         with pytest.raises(UsageError, match="leaves the linear layers out"):
             open_engine(spec).check(seconds=30)
         return
+    sync(host, fleet.step())  # so that it is known what the engine holds
     before, version = replica.version, fleet.step()
     host.engine = LoadsTheOldOne(open_engine(spec), times=1)
     with pytest.raises(CutOverFailed, match="checksum of its weights is what it was") as failed:
