@@ -6,7 +6,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from tests.fleet.fleet import Fleet, host_runs, left_running, refusals, until
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("hosts", "each", "pushes"), [(8, 1, 5), (64, 16, 3)])
