@@ -49,7 +49,14 @@ MINUTES ?= 10
 
 FUZZ_EXAMPLES ?= 5000
 
-fuzz: $(READY)  ## every parser and decoder against hostile input: FUZZ_EXAMPLES=5000 cases a test (about 15 minutes)
+FUZZ_SECONDS ?= 60
+
+$(VENV)/.fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet 'atheris==3.0.0'
+	@touch $@
+
+fuzz: $(VENV)/.fuzz  ## parsers and decoders against hostile input: FUZZ_SECONDS=60 each with atheris, FUZZ_EXAMPLES=5000 a test (about 25 minutes)
+	$(BIN)/python -m tests.fuzz build/fuzz $(FUZZ_SECONDS)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/property/test_hostile.py
 
 soak: $(READY)  ## the simulator for MINUTES=10, at most SEEDS=2000 from FIRST=0 on; or SEED=17 alone, with its whole trace
