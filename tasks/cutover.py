@@ -95,13 +95,17 @@ class CutOver:
 
 
 class CutOverFailed(EngineError):
-    """A cut over that did not reach its end. `served` is the version served since; None: left paused."""
+    """A cut over that did not reach its end. `served` is the version served since; None: left paused.
+    `said` is whether it ever read back a version in it."""
 
-    def __init__(self, message: str, *, stage: Stage, served: int | None, pause_seconds: float) -> None:
+    def __init__(
+        self, message: str, *, stage: Stage, served: int | None, pause_seconds: float, said: bool = False
+    ) -> None:
         super().__init__(message)
         self.stage = stage
         self.served = served
         self.pause_seconds = pause_seconds
+        self.said = said
 
 
 def cut_over(
@@ -359,4 +363,6 @@ class _CutOver:
     def _failed(self, message: str, *, served: int | None) -> CutOverFailed:
         if self._paused_at is not None and not self._pause_seconds:
             self._end_pause()
-        return CutOverFailed(message, stage=self._stage, served=served, pause_seconds=self._pause_seconds)
+        return CutOverFailed(
+            message, stage=self._stage, served=served, pause_seconds=self._pause_seconds, said=self._said
+        )

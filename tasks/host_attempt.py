@@ -190,7 +190,7 @@ class HostAttempt:
         self.version = version
         self.attempt = uuid.uuid4().hex
         self.stage = Stage.WAITING
-        self.from_version = host.replica.version
+        self.from_version, self._from_digest = host.replica.version, host.replica.state_digest
         self.seconds: dict[str, float] = {}
         self._started_ns = host.clock.now_ns()
         self._fetched: Any = None
@@ -219,7 +219,8 @@ class HostAttempt:
             self.host.hooks.reading(self.host.store.url, self.version)
             self._receive()
             self._fetched = self.host.replica.plan_and_fetch(self.version, on_progress=self._progress())
-            self.from_version = self.host.replica.version  # planning may have finished an apply that was cut short
+            # Planning may have finished an apply that was cut short.
+            self.from_version, self._from_digest = self.host.replica.version, self.host.replica.state_digest
         self._fetched_bytes += self._fetched.downloaded_bytes
         self.stage = Stage.FETCHED
         return int(self._fetched.downloaded_bytes)
@@ -278,7 +279,7 @@ class HostAttempt:
             host.replica.settle()
         copies: Copies = _Standing(host.replica) if standing else host.replica
         known = not standing and host.engine_is_at(self.from_version)
-        changes = not standing and self._applied.reload and self._applied.state_digest != host.replica.state_digest
+        changes = not standing and self._applied.reload and self._applied.state_digest != self._from_digest
         host.engine_version, host.engine_in_doubt = None, True  # until the end of what follows nobody knows
         try:
             done = cut_over(
@@ -294,6 +295,7 @@ class HostAttempt:
             )
         except CutOverFailed as failure:
             host.engine_version, host.engine_in_doubt = failure.served, failure.served is None
+            host.engine_says |= failure.said
             self.seconds["pause"] = failure.pause_seconds
             if failure.served is None and host.restart is not None:
                 raise self._restarted(host.restart, failure) from failure
