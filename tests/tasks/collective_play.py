@@ -36,12 +36,14 @@ from weighbridge.values import TensorSpec
 LATEST_SECONDS = 90.0
 HOSTS = ("a", "b")
 SENDERS = 2
+SIDE = int(os.environ.get("COLLECTIVE_SIDE", "512"))
+"""Of eight square tensors of F16; benchmarks/transport.py has larger ones."""
 
 
 def weights(version: int) -> dict[str, Any]:
-    """Some 4 MiB, of which every version changes everything."""
+    """Some 4 MiB unless SIDE is set, of which every version changes everything."""
     rng = np.random.default_rng(version)
-    return {f"layers.{i}.weight": rng.standard_normal((512, 512)).astype(np.float16) for i in range(8)}
+    return {f"layers.{i}.weight": rng.standard_normal((SIDE, SIDE)).astype(np.float16) for i in range(8)}
 
 
 def trainer(folder: Path, rank: int, port: int, desk: int) -> None:
@@ -176,7 +178,8 @@ def _say(said: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    group_module.PIECE_BYTES = 128 << 10  # several a shard
+    if SIDE <= 512:
+        group_module.PIECE_BYTES = 128 << 10  # several a shard
     if sys.argv[1] == "trainer":
         trainer(Path(sys.argv[2]), *map(int, sys.argv[3:6]))
     else:
