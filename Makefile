@@ -33,7 +33,7 @@ $(VENV)/.fleet: $(READY)
 	@touch $@
 
 test-fleet: $(VENV)/.fleet $(VENV)/.stores  ## ranks under torchrun, a transformers Trainer, Dask and Ray, many hosts, faults: at most 15 minutes
-	$(BIN)/python -m pytest -m fleet
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m fleet
 
 PICTURES ?=
 
