@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
 from weighbridge.errors import EngineError, WeighbridgeError
 from weighbridge.tasks.engines.contract import Engine
+
+Answer = TypeVar("Answer")
 
 log = structlog.get_logger("weighbridge.cutover")
 
@@ -313,11 +315,7 @@ class _CutOver:
             raise EngineError("its own checksum of its weights is not what it was before.")
 
     def _ask_checksum(self) -> str | None:
-        begun = self._now()
-        try:
-            return self._engine.checksum(seconds=self._left())
-        finally:
-            self._seconds["checksum"] = self._seconds.get("checksum", 0.0) + self._now() - begun
+        return self._timed("checksum", lambda seconds: self._engine.checksum(seconds=seconds))
 
     def _resume(self, version: int, *, after: WeighbridgeError | None = None) -> None:
         try:
@@ -342,10 +340,10 @@ class _CutOver:
             ) from failure
         self._reach(Stage.CANARY)
 
-    def _timed(self, phase: str, call: Callable[[float], None]) -> None:
+    def _timed(self, phase: str, call: Callable[[float], Answer]) -> Answer:
         begun = self._now()
         try:
-            call(self._left())
+            return call(self._left())
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + self._now() - begun
 

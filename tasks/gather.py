@@ -53,9 +53,7 @@ def gather(source: Source, expect: Expectation, sharing: Sharing | None = None) 
     for something that cannot be pushed.
     """
     divided = sharing or alone(expect.specs)
-    if isinstance(source, str | os.PathLike | Checkpoint):
-        folder = folder_of(source)
-        assert folder is not None
+    if (folder := folder_of(source)) is not None:
         return _from_checkpoint(folder, expect, divided)
     if _is_module(source):
         return _from_entries(_entries(source.state_dict().items()), expect, divided)
