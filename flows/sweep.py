@@ -59,10 +59,9 @@ def sweep_trainer(client: SyncPrefectClient, *, run: str, under_way: AbstractSet
         client.set_flow_run_state(flow_run.id, crashed, force=True)
         log.info("left behind by a trainer", flow_run=flow_run.name, was=flow_run.state_name)
     steps = _open_steps(client, FlowRunFilter(state=_ENDED, deployment_id=_NOT_DEPLOYED), of=_OF_TRAINERS)
-    runs = {flow_run.id: flow_run for flow_run in _runs_of(client, steps)}
-    for step in steps:
-        if step.flow_run_id in runs and _is_of(runs[step.flow_run_id], run, under_way):
-            _end(client, step, runs[step.flow_run_id])
+    for step, flow_run in _with_runs(client, steps):
+        if _is_of(flow_run, run, under_way):
+            _end(client, step, flow_run)
     return len(ours)
 
 
@@ -91,10 +90,8 @@ class LaterSweep:
         steps = _open_steps(client, FlowRunFilter(work_queue_name=of_queue, state=_ENDED))
         _ask_again(client, [flow_run for flow_run in left if flow_run.id in self._seen])
         lost = [step for step in steps if step.id in self._seen]
-        runs = {flow_run.id: flow_run for flow_run in _runs_of(client, lost)}
-        for step in lost:
-            if step.flow_run_id in runs:
-                _end(client, step, runs[step.flow_run_id])
+        for step, flow_run in _with_runs(client, lost):
+            _end(client, step, flow_run)
         self._seen = {found.id for found in (*left, *steps)} - {step.id for step in lost}
         return bool(left or steps)
 
@@ -141,11 +138,14 @@ def _open_steps(client: SyncPrefectClient, runs: FlowRunFilter, *, of: FlowFilte
     )
 
 
-def _runs_of(client: SyncPrefectClient, steps: Sequence[TaskRun]) -> list[FlowRun]:
+def _with_runs(client: SyncPrefectClient, steps: Sequence[TaskRun]) -> list[tuple[TaskRun, FlowRun]]:
+    """Each step with the flow run that it is one of, where the server still has that."""
     ids = sorted({step.flow_run_id for step in steps if step.flow_run_id is not None})
-    return (
-        client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids)), limit=_PAGE) if ids else []
-    )
+    if not ids:
+        return []
+    found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids)), limit=_PAGE)
+    runs = {flow_run.id: flow_run for flow_run in found}
+    return [(step, runs[step.flow_run_id]) for step in steps if step.flow_run_id in runs]
 
 
 def _end(client: SyncPrefectClient, step: TaskRun, flow_run: FlowRun | None = None) -> None:
