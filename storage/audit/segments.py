@@ -5,11 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from weighbridge.errors import ObjectMissing, StoreError
+from weighbridge.errors import CorruptData, ObjectMissing, StoreError
 from weighbridge.storage.audit.report import Audit
+from weighbridge.storage.history.segment_file import segment_of
 from weighbridge.storage.history.segments import Segment
 from weighbridge.storage.stores.contract import Store
 
@@ -69,9 +67,9 @@ def read_segment(store: Store, segment: Segment, audit: Audit) -> Any:
         audit.found(segment.key, "its bytes are not those that its name promises; `weighbridge compact --mend` it")
         return None
     try:
-        return pq.read_table(pa.BufferReader(data)).replace_schema_metadata(None)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        audit.found(segment.key, f"it cannot be read as Parquet: {error}")
+        return segment_of(segment, data).read()
+    except CorruptData as error:
+        audit.found(segment.key, str(error))
         return None
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import structlog
 
-from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, ObjectMissing
+from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, ObjectMissing, what_happened
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.commit import put_if_absent
 from weighbridge.storage.digests import chain_digest
-from weighbridge.storage.history.reader import History, open_segment
+from weighbridge.storage.history.reader import History
+from weighbridge.storage.history.segment_file import open_segment, segment_of
 from weighbridge.storage.history.segments import (
     Kind,
     Segment,
@@ -34,7 +34,7 @@ from weighbridge.storage.history.tables import (
 )
 from weighbridge.storage.manifest import OpenManifest, manifest_key
 from weighbridge.storage.records import head_of, record_hosts, record_key, record_keys
-from weighbridge.storage.stores.contract import Store
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, Store
 
 log = structlog.get_logger("weighbridge.compact")
 
@@ -82,10 +82,10 @@ class _Compactor:
         self.done = Compaction(self._history.head, faults=self._history.faults)
 
     def mend(self) -> None:
-        """Removes segments whose bytes are not those that their names promise."""
+        """Removes segments whose bytes are not those that their names promise, or that no reader takes."""
         for kind in _MOST_ROWS:
             for segment in list_segments(self._store, kind):
-                if not segment.is_whole(self._store.get(segment.key)):
+                if segment.nbytes > MOST_SMALL_BYTES or not _is_sound(segment, self._store.get(segment.key)):
                     self._remove(segment)
 
     def sweep(self) -> None:
@@ -128,13 +128,13 @@ class _Compactor:
         """Records that cannot be read are looked at again each time, until somebody restores them."""
         try:
             file = open_segment(self._store, segment)
-            if file.metadata.num_rows == len(keys):
+            if file.rows == len(keys):
                 return
             held = table_records(file.read())
         except ObjectMissing:  # another compactor was faster
             return
-        except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-            self._history.note(CorruptData(f"{segment.key} cannot be read: {error}. `weighbridge compact --mend` it."))
+        except CorruptData as error:
+            self._history.note(error)
             return
         late = list(self._history.read_records(sorted(set(keys) - {record_key(record) for record in held})))
         if late:
@@ -151,7 +151,7 @@ class _Compactor:
                     self._merge(kind, span, parts)
 
     def _merge(self, kind: Kind, span: tuple[int, int], parts: Sequence[Segment]) -> None:
-        tables = [pq.read_table(pa.BufferReader(data)).replace_schema_metadata(None) for data in self._whole(parts)]
+        tables = list(self._whole(parts))
         if len(tables) == len(parts):
             sort = {"parts": sorted_parts, "records": sorted_records, "versions": pa.concat_tables}[kind]
             self._write(kind, *span, sort(tables))
@@ -159,18 +159,22 @@ class _Compactor:
     def _rows(self, segment: Segment) -> int:
         """How many rows a segment has; none for one that is not there or not to be read, which `_whole` tells."""
         try:
-            return int(open_segment(self._store, segment).metadata.num_rows)
-        except (ObjectMissing, pa.ArrowException, ValueError):
+            return open_segment(self._store, segment).rows
+        except (ObjectMissing, CorruptData):
             return 0
 
-    def _whole(self, segments: Iterable[Segment]) -> Iterator[bytes]:
+    def _whole(self, segments: Iterable[Segment]) -> Iterator[pa.Table]:
+        """The tables of those segments that are what their names promise."""
         for segment in segments:
             try:
                 data = self._store.get(segment.key)
             except ObjectMissing:  # another compactor was faster
                 continue
             if segment.is_whole(data):
-                yield data
+                try:
+                    yield segment_of(segment, data).read()
+                except CorruptData as error:
+                    self._history.note(error)
             else:
                 self._history.note(
                     CorruptData(f"{segment.key} is not what its name promises; `weighbridge compact --mend` it.")
@@ -199,6 +203,13 @@ class _Compactor:
         about = {"format": "1", "run_id": self._run, "kind": kind, "first": str(first), "last": str(last)}
         data = to_parquet(kind, table, about)
         segment = Segment(kind, first, last, edition, chain_digest(data), len(data))
+        try:
+            segment_of(segment, data).read()
+        except CorruptData as error:  # records or labels that nobody writes: what no reader takes is not written
+            self._history.note(
+                CorruptData(f"{kind} of the versions {first} to {last} were not compacted: {what_happened(error)}.")
+            )
+            return
         # Others who write the same may have done so: by its name it has the same bytes.
         put_if_absent(self._store, segment.key, data, clock=self._clock)
         self.done.written.append(segment.key)
@@ -206,3 +217,11 @@ class _Compactor:
     def _remove(self, segment: Segment) -> None:
         self._store.delete(segment.key)
         self.done.removed.append(segment.key)
+
+
+def _is_sound(segment: Segment, data: bytes) -> bool:
+    """Whether bytes are those that a segment's name promises, and such as readers take."""
+    try:
+        return segment.is_whole(data) and segment_of(segment, data).read() is not None
+    except CorruptData:
+        return False

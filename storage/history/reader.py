@@ -2,16 +2,15 @@
 cannot be read is named and left out. Must not know what is asked of the tables."""
 
 import contextlib
-import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, ObjectMissing, StoreError
 from weighbridge.storage.history.fetching import fetch_all
+from weighbridge.storage.history.segment_file import open_segment
 from weighbridge.storage.history.segments import Gap, Kind, Segment, cover, covered_upto, list_segments
 from weighbridge.storage.history.tables import (
     VERSIONS,
@@ -75,7 +74,7 @@ class History:
         wanted = list(dict.fromkeys([*names, "version"]))
 
         def from_segment(segment: Segment, first: int, last: int) -> Any:
-            return _within(open_segment(self.store, segment).read(columns=wanted), first, last).select(names)
+            return _within(open_segment(self.store, segment).read(wanted), first, last).select(names)
 
         def from_manifests(gap: Gap) -> Any:
             return versions_table(self.manifests(gap.first, gap.last)).select(names)
@@ -99,8 +98,8 @@ class History:
 
         def from_segment(segment: Segment, first: int, last: int) -> Any:
             file = open_segment(self.store, segment)
-            groups = range(file.num_row_groups) if tensor is None else _groups_with(file, tensor)
-            return _within(of_tensor(file.read_row_groups(list(groups), columns=wanted)), first, last).select(names)
+            groups = None if tensor is None else file.groups_with(tensor)
+            return _within(of_tensor(file.read(wanted, groups=groups)), first, last).select(names)
 
         def from_manifests(gap: Gap) -> Any:
             changes = [self.index.change(opened) for opened in self.manifests(gap.first, gap.last)]
@@ -125,7 +124,7 @@ class History:
             file = open_segment(self.store, segment)
             if version is None:
                 return _within(file.read(), first, last, by="head")
-            table = file.read_row_groups(list(_groups_with(file, version)))
+            table = file.read(groups=file.groups_with(version))
             return _within(table.filter(pc.equal(table.column("version"), version)), first, last, by="head")
 
         def from_records(gap: Gap) -> Any:
@@ -220,10 +219,8 @@ class History:
                 table = from_segment(piece, *span)
             except ObjectMissing:  # a compactor put it into a longer one
                 self._let_go(piece)
-            except StoreError:
-                raise
-            except (pa.ArrowException, ValueError, KeyError, OSError) as error:
-                self.note(CorruptData(f"{piece.key} cannot be read: {error}. Read without it; `compact --mend` it."))
+            except CorruptData as error:
+                self.note(error)
                 self._let_go(piece)
             else:
                 yield table
@@ -234,56 +231,6 @@ class History:
         """Looks for segments again, without this one."""
         self._unreadable.add(segment.key)
         self._segments.pop(segment.kind, None)
-
-
-def open_segment(store: Store, segment: Segment) -> Any:
-    """A segment as a Parquet file that is read in ranges, its pages checked. Raises ObjectMissing, ArrowException."""
-    return pq.ParquetFile(
-        pa.PythonFile(_ObjectFile(store, segment), mode="r"), pre_buffer=True, page_checksum_verification=True
-    )
-
-
-class _ObjectFile(io.RawIOBase):
-    """A segment as a file that is read in ranges."""
-
-    def __init__(self, store: Store, segment: Segment) -> None:
-        super().__init__()
-        self._store = store
-        self._segment = segment
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._segment.nbytes}[whence]
-        self._place = start + offset
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._segment.nbytes - self._place)
-        length = left if size is None or size < 0 else min(size, left)
-        data = self._store.get_range(self._segment.key, self._place, length) if length else b""
-        self._place += len(data)
-        return data
-
-
-def _groups_with(file: Any, wanted: str | int) -> Iterator[int]:
-    """The row groups that can hold a tensor, or a version, by the extremes that the file keeps."""
-    name = "tensor" if isinstance(wanted, str) else "version"
-    column = file.schema_arrow.get_field_index(name)
-    place = next(n for n in range(file.metadata.num_columns) if file.metadata.schema.column(n).path == name)
-    assert column >= 0
-    for group in range(file.num_row_groups):
-        extremes = file.metadata.row_group(group).column(place).statistics
-        if extremes is None or not extremes.has_min_max or extremes.min <= wanted <= extremes.max:
-            yield group
 
 
 def _within(table: Any, first: int, last: int, *, by: str = "version") -> Any:

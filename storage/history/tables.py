@@ -294,16 +294,16 @@ def to_parquet(kind: str, table: Any, about: Mapping[str, str]) -> bytes:
         table.replace_schema_metadata({f"weighbridge.{name}": value for name, value in about.items()}),
         sink,
         row_group_size=_ROW_GROUP[kind],
-        compression={name: "none" if name in noise else "zstd" for name in _leaves(table.schema)},
-        use_dictionary=[name for name in _leaves(table.schema) if name not in noise],
+        compression={name: "none" if name in noise else "zstd" for name in leaves(table.schema)},
+        use_dictionary=[name for name in leaves(table.schema) if name not in noise],
         write_statistics=told,
         write_page_checksum=True,
     )
     return bytes(sink.getvalue())
 
 
-def _leaves(schema: Any) -> list[str]:
-    """A schema's columns as Parquet names them."""
+def leaves(schema: Any) -> list[str]:
+    """A schema's columns as Parquet names them: a list is one, a map two."""
     inner = {"shape": ["shape.list.element"], "seconds": ["seconds.key_value.key", "seconds.key_value.value"]}
     return [leaf for name in schema.names for leaf in inner.get(name, [name])]
 
