@@ -1,6 +1,8 @@
 """Spool folders on a machine's own disk: one a writer, held by a lock that dies with it, so that the next one removes
 what a killed one left. Must not know what is spooled."""
 
+import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +39,8 @@ def spool_folder(parent: Path | None, *, disk: Disk) -> Iterator[Path]:
 
 def _sweep(home: Path, disk: Disk) -> None:
     for owner in sorted(home.glob(f"{_PREFIX}*/{_OWNER}")):
+        if not _is_ours(owner.parent) or not _is_ours(owner):
+            continue
         try:
             held = disk.try_lock(owner, b"")
         except OSError as error:  # another user's, or gone meanwhile
@@ -48,3 +52,13 @@ def _sweep(home: Path, disk: Disk) -> None:
                 log.info("removed the spool of a writer that died", folder=str(owner.parent))
             finally:
                 disk.unlock(held)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder, or a file, is this user's own, and no link: in a temporary folder anybody can lay a link to one
+    of our files under the name of a spool, and taking the lock would empty that file."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)

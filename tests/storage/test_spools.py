@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from weighbridge.storage.localdisk import LocalDisk
 from weighbridge.storage.spools import spool_folder
 
@@ -42,3 +44,28 @@ def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> Non
     with spool_folder(tmp_path, disk=DISK):
         assert not left.exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["somebody-elses", "weighbridge-spool-being-made"]
+
+
+def test_links_that_others_lay_in_a_shared_folder_are_neither_emptied_nor_followed(tmp_path: Path) -> None:
+    home, mine = tmp_path / "tmp", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious").write_text("precious")
+    (mine / "owner").write_text("precious too")
+    (home / "weighbridge-spool-evil").mkdir(parents=True)
+    (home / "weighbridge-spool-evil" / "owner").symlink_to(mine / "precious")
+    (home / "weighbridge-spool-linked").symlink_to(mine)
+    with spool_folder(home, disk=DISK):
+        pass
+    assert (mine / "precious").read_text() == "precious"
+    assert (mine / "owner").read_text() == "precious too"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_spools_of_other_users_are_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "weighbridge-spool-theirs"
+    theirs.mkdir()
+    (theirs / "owner").write_text("theirs")
+    os.chown(theirs, 4711, 4711)
+    with spool_folder(tmp_path, disk=DISK):
+        pass
+    assert (theirs / "owner").read_text() == "theirs"
