@@ -23,10 +23,11 @@ class Canary:
     def find_model(self, control: Control, *, seconds: float) -> str:
         """The served model's name. Raises EngineError."""
         if self.model is None:
-            served = control.get("/v1/models", seconds=seconds, admin=False).get("data") or []
-            if not served:
+            served = control.get("/v1/models", seconds=seconds, admin=False).get("data")
+            first = served[0] if isinstance(served, list) and served else None
+            if not isinstance(first, dict) or not isinstance(first.get("id"), str):
                 raise EngineError(f"{control.url} serves no model.")
-            self.model = str(served[0]["id"])
+            self.model = first["id"]
         return self.model
 
     def sing(self, control: Control, *, seconds: float) -> str:
@@ -38,8 +39,10 @@ class Canary:
             "temperature": 0.0,
         }
         answer = control.post("/v1/completions", order, seconds=seconds, admin=False)
-        choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not choices or not isinstance(choices[0].get("text"), str):
+        choices = answer.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        text = first.get("text") if isinstance(first, dict) else None
+        if not isinstance(text, str):
             raise EngineError(f"{control.url} generated nothing for the canary: {str(answer)[:200]}")
-        log.info("canary", engine=control.url, said=choices[0]["text"][:80])
-        return str(choices[0]["text"])
+        log.info("canary", engine=control.url, said=text[:80])
+        return text

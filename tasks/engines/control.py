@@ -2,16 +2,18 @@
 which engine answers, nor put a key into an error, a log or a repr."""
 
 import ipaddress
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
-
-import httpx
+from urllib.parse import urlencode, urlsplit
 
 from weighbridge.errors import EngineError, UsageError
+from weighbridge.tasks.engines.http import FAILURES, Http
 
 _TAIL = 600  # characters of an answer that an error shows
+
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,10 @@ class Control:
             )
         self.url = url.rstrip("/")
         self._keys = keys
-        # No proxy and no .netrc of the environment: neither has a place between a host and its own engine.
-        self._client = httpx.Client(base_url=self.url, trust_env=False, follow_redirects=False)
+        self._http = Http()
 
-    def get(self, route: str, *, seconds: float, admin: bool = True) -> Any:
-        """The JSON that a route answers. Raises EngineError."""
+    def get(self, route: str, *, seconds: float, admin: bool = True) -> Answer:
+        """The JSON object that a route answers; an empty one where it answers anything else. Raises EngineError."""
         return self._ask("GET", route, seconds, admin)
 
     def post(
@@ -56,8 +57,8 @@ class Control:
         query: Mapping[str, str] | None = None,
         seconds: float,
         admin: bool = True,
-    ) -> Any:
-        """The JSON that a route answers to a body and a query. Raises EngineError, whose message names the answer."""
+    ) -> Answer:
+        """The same for what a route answers to a body and a query. An error's message names the answer."""
         return self._ask("POST", route, seconds, admin, body={} if body is None else body, query=query)
 
     def _ask(
@@ -69,29 +70,35 @@ class Control:
         *,
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
-    ) -> Any:
+    ) -> Answer:
         key = self._keys.admin if admin and self._keys.admin else self._keys.api
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        content = b"" if body is None else json.dumps(body).encode()
+        if content:
+            headers["Content-Type"] = "application/json"
+        asked = self.url + route + (f"?{urlencode(query)}" if query else "")
         try:
-            answer = self._client.request(
-                method, route, json=body, params=query, headers=headers, timeout=httpx.Timeout(seconds)
-            )
-        except httpx.TimeoutException as error:
+            status, data = self._http.ask(method, asked, headers=headers, content=content, seconds=seconds)
+        except TimeoutError as error:
             raise EngineError(f"{self.url}{route} did not answer within {seconds:.1f} s.") from error
-        except httpx.HTTPError as error:
+        except FAILURES as error:
             raise EngineError(f"{self.url}{route} could not be asked: {type(error).__name__}: {error}.") from error
-        said = answer.text.strip()[:_TAIL]
-        if answer.status_code in (401, 403):
+        said = data.decode(errors="replace").strip()
+        told = (
+            said[:_TAIL] if key is None else said.replace(key, "...")[:_TAIL]
+        )  # some servers show what they were sent
+        if status in (401, 403):
             which = "admin key" if admin and self._keys.admin else "key"
-            raise EngineDenied(f"{self.url}{route} does not take the {which} it was given ({answer.status_code}).")
-        if answer.status_code == 404:
+            raise EngineDenied(f"{self.url}{route} does not take the {which} it was given ({status}).")
+        if status == 404:
             raise RouteMissing(f"{self.url} has no {route}.")
-        if answer.status_code != 200:
-            raise EngineError(f"{self.url}{route} answered {answer.status_code}: {said or 'nothing'}")
+        if status != 200:
+            raise EngineError(f"{self.url}{route} answered {status}: {told or 'nothing'}")
         try:
-            return answer.json() if said else {}
-        except ValueError as error:
-            raise EngineError(f"{self.url}{route} answered no JSON: {said}") from error
+            answer = json.loads(said) if said else {}
+        except (ValueError, RecursionError) as error:
+            raise EngineError(f"{self.url}{route} answered no JSON: {told}") from error
+        return answer if isinstance(answer, dict) else {}
 
 
 class EngineDenied(EngineError):
@@ -102,9 +109,9 @@ class RouteMissing(EngineError):
     """The engine has no such route: another engine, another release, or one started without it."""
 
 
-def version_in(answer: Any) -> int | None:
+def version_in(answer: Answer) -> int | None:
     """The version in an answer with a `weight_version`; None for what no sync of ours has set."""
-    said = answer.get("weight_version") if isinstance(answer, dict) else None
+    said = answer.get("weight_version")
     return int(said) if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) <= 18 else None
 
 

@@ -3,6 +3,8 @@ run against it. Must not know replicas, stores or Prefect."""
 
 import hashlib
 import json
+import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from weighbridge.tasks.engines.control import RouteMissing, version_in
 from weighbridge.tasks.engines.server import ServerEngine
 
 log = structlog.get_logger("weighbridge.engine")
+
+_MOST_CONFIG_BYTES = 4 << 20
 
 
 class VllmEngine(ServerEngine):
@@ -48,13 +52,13 @@ class VllmEngine(ServerEngine):
         try:
             config = self._control.get("/server_info?config_format=json", seconds=seconds)["vllm_config"]
             device, folder = config["device_config"]["device"], Path(config["model_config"]["model"])
-            model = json.loads((folder / "config.json").read_text())
-        except (EngineError, KeyError, TypeError, OSError, ValueError) as error:
+            model = json.loads(_small_file(folder / "config.json"))
+            text: dict[str, Any] = model.get("text_config") or model
+        except (EngineError, AttributeError, KeyError, TypeError, OSError, ValueError, RecursionError) as error:
             log.warning("vLLM does not say which model it serves on what; it was not looked at", error=str(error))
             return
         if config.get("speculative_config") is not None:
             log.warning("a draft model keeps the weights that it was started with, and is accepted less and less")
-        text = model.get("text_config") or model
         if device == "cpu" and self._has_checksum:
             raise UsageError(
                 "vLLM on a CPU leaves the linear layers out of its checksum, so a version that changes nothing else "
@@ -147,6 +151,15 @@ def _reloaded_wrongly_on_cpu(model: dict[str, Any]) -> str:
     if any(model.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return "reloads the experts of this model wrongly"
     return ""
+
+
+def _small_file(path: Path) -> bytes:
+    """The start of a file that an engine named, if it is one: to open anything else could wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no file")
+        return file.read(_MOST_CONFIG_BYTES)
 
 
 def _countdown(seconds: float) -> Callable[[], float]:
