@@ -1,6 +1,7 @@
 """What a person reads in the UI of a sync: the version's weigh bill and the hosts' table. Must not decide anything; an
 artifact that cannot be written is not worth a sync."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -9,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.storage.audit.report import Audit
 from weighbridge.values import HostOutcome, Manifest
+from weighbridge.visible import visible
 
 log = structlog.get_logger("weighbridge.artifacts")
 
@@ -18,6 +20,8 @@ HOST_PHASES = ("fetch", "apply", "pause", "drain", "reload")
 HOSTS_KEY = "weighbridge-hosts"
 BILL_KEY = "weighbridge-bill"
 AUDIT_KEY = "weighbridge-audit"
+
+_MARKDOWN = re.compile(r"[\\`*_\[\]()<>#!|~]")
 
 
 def show_bill(manifest: Manifest, seconds: Mapping[str, float]) -> None:
@@ -93,4 +97,5 @@ def _share(part: int, whole: int) -> str:
 
 
 def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    """Somebody's words as text: neither a table's border, nor a picture or a link that the UI would follow."""
+    return _MARKDOWN.sub(r"\\\g<0>", visible(str(value).replace("\n", " ")))

@@ -4,10 +4,12 @@ A flow's parameters carry neither credentials nor folders. Must not know Prefect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from weighbridge.errors import ForeignRun, OrchestrationError
+from weighbridge.storage.retention import GRACE_SECONDS
 from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.host_attempt import Host
 
@@ -17,11 +19,25 @@ SyncCheckpoint = Callable[[Sequence[str]], str]
 """Publishes the checkpoint that this process was started with and brings hosts to it (none: those it was started with);
 returns what to say."""
 
+KEPT = 100
+"""Of the last versions, unless somebody says another number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The least that a run's gc keeps here, whatever it is asked for: so many of the last versions, and what a host
+    that has been silent for so long may fetch."""
+
+    keep: int = KEPT
+    grace_seconds: float = GRACE_SECONDS
+
+
 _turn = threading.Lock()
 _hosts: dict[str, Host] = {}
 # Lists, of which the last counts: a rollout may go on beside the next push, and either may end first.
 _stores: dict[str, list[Store]] = {}
 _bases: dict[str, list[Path]] = {}
+_retentions: dict[str, list[Retention]] = {}
 _checkpoints: dict[str, list[SyncCheckpoint]] = {}
 
 
@@ -39,9 +55,16 @@ def hosting(host: Host) -> Iterator[Host]:
 
 
 @contextmanager
-def using_store(run: str, store: Store, *, base: Path | None = None) -> Iterator[Store]:
-    """Lets rollouts and upkeep of this process find the store of a training run, and its base's folder if given."""
-    with _among(_stores, run, store), nullcontext() if base is None else _among(_bases, run, base):
+def using_store(
+    run: str, store: Store, *, base: Path | None = None, retention: Retention | None = None
+) -> Iterator[Store]:
+    """Lets rollouts and upkeep of this process find the store of a training run, and its base's folder and what is
+    kept of it if given."""
+    with (
+        _among(_stores, run, store),
+        nullcontext() if base is None else _among(_bases, run, base),
+        nullcontext() if retention is None else _among(_retentions, run, retention),
+    ):
         yield store
 
 
@@ -95,6 +118,11 @@ def store_here(run: str) -> Store:
 def base_here(run: str) -> Path | None:
     """The folder of a training run's base, if this process was given one."""
     return _bases[run][-1] if run in _bases else None
+
+
+def retention_here(run: str) -> Retention:
+    """What is kept of a training run at least."""
+    return _retentions[run][-1] if run in _retentions else Retention()
 
 
 def checkpoint_here(run: str) -> SyncCheckpoint:

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from weighbridge.flows import names, upkeep
 from weighbridge.flows.automations import ensure_automations
-from weighbridge.flows.context import SyncCheckpoint, hosting, using_checkpoint, using_store
+from weighbridge.flows.context import Retention, SyncCheckpoint, hosting, using_checkpoint, using_store
 from weighbridge.flows.cutover import cutover
 from weighbridge.flows.dispatch import ensure_host_flows
 from weighbridge.flows.follower import Follower
@@ -67,13 +67,14 @@ def serve_steward(
     store: Store,
     *,
     base: Path | None = None,
+    retention: Retention | None = None,
     checkpoint: SyncCheckpoint | None = None,
     options: WorkerOptions | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Executes the rollouts of one training run that somebody starts from the UI, and its upkeep, until stopped like a
-    host. `base` is the folder of the run's base, which the first anchor is made from. With `checkpoint` its syncs can
-    be started from the UI too."""
+    host. `base` is the folder of the run's base, which the first anchor is made from, `retention` what its gc keeps at
+    least. With `checkpoint` its syncs can be started from the UI too."""
     chosen = options or WorkerOptions()
 
     def prepare(client: SyncPrefectClient) -> None:
@@ -96,7 +97,7 @@ def serve_steward(
         tell=lambda connected: log.info("steward ready", run=run, connected=connected),
     )
     with (
-        using_store(run, store, base=base),
+        using_store(run, store, base=base, retention=retention),
         nullcontext() if checkpoint is None else using_checkpoint(run, checkpoint),
         _stopped_by_signals(stop or threading.Event()) as ended,
     ):

@@ -10,6 +10,7 @@ WeighbridgeError                     1
 │   ├── ObjectMissing (LookupError)  5   an object that was asked for is not there
 │   ├── ObjectExists (FileExistsError) 5 an object stands where one was to be created
 │   ├── StoreRefused                 5   the store said no (full, denied, no such bucket): asking again now is no use
+│   │   └── ObjectTooLarge           5   an object is larger than any of its kind
 │   ├── StoreUnfit                   5   the store does not honour put-if-absent
 │   ├── CommitConflict               6   another writer's commit stands where ours should
 │   │   └── WriterOvertaken          6   another writer took this run over; this one stops for good
@@ -95,6 +96,10 @@ class ObjectExists(StoreError, FileExistsError):
 class StoreRefused(StoreError):
     """The store said no, and did nothing: it is full, access is denied, the bucket is not there. Asking again at once
     would not help; every other StoreError may pass by itself."""
+
+
+class ObjectTooLarge(StoreRefused):
+    """An object is larger than any of its kind that is written here; it was not read."""
 
 
 class StoreUnfit(StoreError):

@@ -7,6 +7,8 @@ from typing import Any
 
 import structlog
 
+from weighbridge.visible import visible
+
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
@@ -21,8 +23,10 @@ def _plain(_logger: object, _method: str, event: Any) -> str:
     for name in ("level", "timestamp"):
         event.pop(name, None)
     words = [str(event.pop("event"))]
+    traced = event.pop("exception", None)
     words += [f"{key}={value}" for key, value in event.items() if key not in ("exc_info", "stack")]
-    return " ".join(words)
+    line = visible(" ".join(words))
+    return line if traced is None else f"{line} exception={visible(str(traced), lines=True)}"
 
 
 def configure(*, json_lines: bool = False) -> None:

@@ -23,6 +23,7 @@ from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
 from weighbridge.flows import rollout as rollouts
 from weighbridge.flows.connection import connected
+from weighbridge.flows.context import Retention
 from weighbridge.flows.dispatch import dispatch, ensure_host_sync, follow
 from weighbridge.flows.retry import retry_failed
 from weighbridge.flows.rollout import ensure_rollout, hosts_outcome, mirrored, rollout
@@ -510,12 +511,17 @@ def test_upkeep_is_deployed_on_schedules_and_carried_out_by_the_steward_and_by_t
     steward = threading.Thread(
         target=serve_steward,
         args=(run.run_id, run.store),
-        kwargs={"base": run.base, "options": WorkerOptions(home=home), "stop": stop},
+        kwargs={
+            "base": run.base,
+            "retention": Retention(keep=1, grace_seconds=0.0),
+            "options": WorkerOptions(home=home),
+            "stop": stop,
+        },
     )
     steward.start()
     wanted = {
         f"anchor/{run.run_id}": {"every_versions": 1},
-        f"gc/{run.run_id}": {"keep": 1, "grace_seconds": 0.0},
+        f"gc/{run.run_id}": {},
         f"scrub/{host.name}": {},
     }
     try:

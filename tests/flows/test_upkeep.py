@@ -3,6 +3,8 @@
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
@@ -13,13 +15,15 @@ from tests.storage.long_runs import LongRun
 from weighbridge.flows import names
 from weighbridge.flows.audit import audit
 from weighbridge.flows.compact import compact
-from weighbridge.flows.context import using_store
+from weighbridge.flows.context import Retention, using_store
 from weighbridge.flows.deployments import forget_deployments
 from weighbridge.flows.dispatch import follow
+from weighbridge.flows.gc import gc
 from weighbridge.flows.upkeep import UPKEEP, ensure_upkeep
 from weighbridge.flows.worker import WorkerOptions, serve_steward
 from weighbridge.storage.history import segments
 from weighbridge.storage.history.segments import list_segments
+from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.manifest import manifest_key
 from weighbridge.storage.stores import open_store
 
@@ -82,3 +86,27 @@ def test_an_audit_that_finds_something_is_red_and_names_it(client: SyncPrefectCl
         assert state.is_failed()
         assert state.message is not None and manifest_key(5) in state.message
     assert [s.span for s in list_segments(run.store, "parts")] == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (3, 60.0)),
+        ({"keep": 1, "grace_seconds": 0.0}, (3, 60.0)),
+        ({"keep": -5, "grace_seconds": float("nan")}, (3, 60.0)),
+        ({"keep": 5, "grace_seconds": 99.0}, (5, 99.0)),
+    ],
+)
+def test_whoever_starts_a_gc_in_the_ui_cannot_have_more_collected_than_the_steward_lets_go(
+    asked: dict[str, Any], expected: tuple[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[int, float]] = []
+
+    def collect(_: Lineage, *, keep: int, grace_seconds: float, clock: object) -> SimpleNamespace:
+        kept.append((keep, grace_seconds))
+        return SimpleNamespace(collected=[], deleted_bytes=0, leftovers=0, failures=[])
+
+    monkeypatch.setattr("weighbridge.flows.gc.run_gc", collect)
+    with using_store("run", open_store(str(tmp_path)), retention=Retention(keep=3, grace_seconds=60.0)):
+        gc.fn("run", **asked)
+    assert kept == [expected]

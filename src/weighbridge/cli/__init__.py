@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 
 from weighbridge.errors import WeighbridgeError
+from weighbridge.visible import visible
 
 
 def main(tokens: Sequence[str] | None = None) -> None:
@@ -17,7 +18,7 @@ def main(tokens: Sequence[str] | None = None) -> None:
     try:
         code = app(tokens, result_action="return_int_as_exit_code_else_zero")
     except WeighbridgeError as error:
-        print(f"weighbridge: {error}", file=sys.stderr)  # noqa: T201
+        print(f"weighbridge: {visible(str(error), lines=True)}", file=sys.stderr)  # noqa: T201
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130

@@ -9,8 +9,10 @@ from typing import Any, get_type_hints
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from weighbridge.errors import UsageError
+from weighbridge.visible import visible, visible_json
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -30,7 +32,7 @@ def plain(value: object) -> Any:
 
 def print_json(value: object) -> None:
     """One object on one line."""
-    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
+    sys.stdout.write(visible_json(json.dumps(plain(value), ensure_ascii=False)) + "\n")
     sys.stdout.flush()
 
 
@@ -71,12 +73,12 @@ def given_away(kind: type, values: Iterable[object], *, json: bool, arrow: Path 
 def print_faults(faults: Iterable[Exception]) -> None:
     """What could not be read, on standard error, after the answer that it is missing from."""
     for fault in faults:
-        sys.stderr.write(f"weighbridge: left out: {fault}\n")
+        sys.stderr.write(f"weighbridge: left out: {visible(str(fault))}\n")
 
 
 def print_line(text: str) -> None:
     """One line of text."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(visible(text) + "\n")
     sys.stdout.flush()
 
 
@@ -84,12 +86,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     """A table on a terminal; elsewhere a header and tab-separated lines."""
     if not sys.stdout.isatty():
         for row in (columns, *rows):
-            sys.stdout.write("\t".join(str(cell) for cell in row) + "\n")
+            sys.stdout.write("\t".join(visible(str(cell)) for cell in row) + "\n")
         sys.stdout.flush()
         return
     table = Table(*columns, title=title or None, title_justify="left")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(visible(str(cell))) for cell in row))  # no markup: a label is nobody's orders
     Console().print(table)
 
 

@@ -32,4 +32,5 @@ def _say(info: ServerInfo, *, json: bool) -> None:
     if json:
         print_json({"api_url": info.api_url, "ui_url": info.ui_url, "pid": info.pid})
     else:
-        print_line(f"UI {info.ui_url}\nPREFECT_API_URL={info.api_url}")
+        print_line(f"UI {info.ui_url}")
+        print_line(f"PREFECT_API_URL={info.api_url}")

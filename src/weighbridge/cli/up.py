@@ -31,6 +31,7 @@ def up(
     if settings.checkpoint is not None:
         settings = settings_of(("store", "base"), store=store, base=base, checkpoint=checkpoint)
     logs.to_stderr(json_lines=log_json or settings.log_json)
+    from weighbridge.flows.context import KEPT, Retention
     from weighbridge.flows.worker import WorkerOptions, serve_steward
     from weighbridge.storage.lineage import Lineage
 
@@ -40,6 +41,7 @@ def up(
         run,
         chosen,
         base=settings.base,
+        retention=Retention(settings.keep or KEPT, settings.grace),
         checkpoint=None if settings.checkpoint is None else _Checkpoint(run, settings, settings.checkpoint).sync,
         options=WorkerOptions(home=settings.home, poll_seconds=settings.poll_seconds),
     )
