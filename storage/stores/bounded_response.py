@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import aiohttp
 
-from weighbridge.errors import StoreRefused
+from weighbridge.errors import ObjectTooLarge
 
 _CHUNK_BYTES = 1 << 20
 _REFUSAL_BYTES = 1 << 20
@@ -19,7 +19,7 @@ class BoundedResponse(aiohttp.ClientResponse):
     """See the module. Given to a session as its `response_class`."""
 
     async def read(self) -> bytes:
-        """The body. Raises StoreRefused as soon as there is more of it than `most_bytes` allows."""
+        """The body. Raises ObjectTooLarge as soon as there is more of it than `most_bytes` allows."""
         most = most_bytes.get()
         if most is None or self._body is not None:
             return await super().read()
@@ -29,7 +29,7 @@ class BoundedResponse(aiohttp.ClientResponse):
             async for piece in self.content.iter_chunked(_CHUNK_BYTES):
                 body += piece
                 if len(body) > most:
-                    raise StoreRefused(
+                    raise ObjectTooLarge(
                         f"{self.url.origin()} sends more than the {most:,} bytes that an answer can have here: it is "
                         "not what was published. The rest was not read; restore it or audit the store."
                     )

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from weighbridge.errors import StoreRefused, UsageError
+from weighbridge.errors import ObjectTooLarge, UsageError
 
 MOST_SMALL_BYTES = 1 << 30
 """No object that is read whole is larger: a manifest of a million parts takes a quarter of it."""
 
 
-def too_large(key: str, label: str, nbytes: int) -> StoreRefused:
+def too_large(key: str, label: str, nbytes: int, most: int) -> ObjectTooLarge:
     """What `get` raises for an object that nobody who writes here would have written."""
-    return StoreRefused(
-        f"{key} in {label} has {nbytes:,} bytes, and an object of its kind at most {MOST_SMALL_BYTES:,}: it is not "
+    return ObjectTooLarge(
+        f"{key} in {label} has {nbytes:,} bytes, and an object of its kind at most {most:,}: it is not "
         "what was published. It was not read; restore it or audit the store."
     )
 
@@ -72,8 +72,8 @@ class Store(ABC):
         """Writes a local file as an object whose name is unique to its writer, in bounded memory; repeating is safe."""
 
     @abstractmethod
-    def get(self, key: str) -> bytes:
-        """The whole of a small object. Raises ObjectMissing; StoreRefused for one of more than MOST_SMALL_BYTES."""
+    def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
+        """The whole of a small object. Raises ObjectMissing; ObjectTooLarge for one of more than `most` bytes."""
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:

@@ -72,14 +72,14 @@ class DirectoryStore(Store):
                 key, os.fstat(source.fileno()).st_size, lambda out: shutil.copyfileobj(source, out, _COPY_BYTES)
             )
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
         """See Store."""
 
         def read(file: BinaryIO) -> bytes:
             nbytes = os.fstat(file.fileno()).st_size
-            if nbytes > MOST_SMALL_BYTES:
-                raise too_large(key, self.url, nbytes)
-            return file.read()
+            if nbytes > most:
+                raise too_large(key, self.url, nbytes, most)
+            return file.read(nbytes)  # and no more, though it may have grown since
 
         return self._read(key, read)
 

@@ -84,13 +84,13 @@ class FsspecStore(Store):
         seconds = self.profile.seconds(path.stat().st_size)
         self._run("write", checked_key(key), lambda fs, target: fs.put_file(str(path), target), seconds=seconds)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
         """See Store."""
 
         def read(fs: AbstractFileSystem, path: str) -> bytes:
             nbytes = int(_fresh(fs).info(path).get("size") or 0)
-            if nbytes > MOST_SMALL_BYTES:
-                raise too_large(key, self.url, nbytes)
+            if nbytes > most:
+                raise too_large(key, self.url, nbytes, most)
             return bytes(fs.cat_file(path))
 
         return self._run("read", checked_key(key), read)

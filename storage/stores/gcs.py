@@ -85,13 +85,13 @@ class GCSStore(RemoteStore[Any]):
         finally:
             os.close(descriptor)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
         """See Store."""
-        return self._read(key, {}, tries=REPEATABLE)
+        return self._read(key, {}, most=most, tries=REPEATABLE)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See Store."""
-        data = self._read(key, {"Range": f"bytes={start}-{start + length - 1}"}, nbytes=length)
+        data = self._read(key, {"Range": f"bytes={start}-{start + length - 1}"}, most=length, nbytes=length)
         if len(data) != length:
             raise StoreError(f"{key} in {self.label} is too short: {len(data)} of {length} bytes came.")
         return data
@@ -143,11 +143,11 @@ class GCSStore(RemoteStore[Any]):
                 Verb("delete", key), lambda fs: fs._call("DELETE", "b/{}/o/{}", self.bucket, name), tries=REPEATABLE
             )
 
-    def _read(self, key: str, headers: dict[str, str], *, nbytes: int = 0, tries: int = 1) -> bytes:
+    def _read(self, key: str, headers: dict[str, str], *, most: int, nbytes: int = 0, tries: int = 1) -> bytes:
         name = self.name(checked_key(key))
 
         async def read(fs: Any) -> bytes:
-            most_bytes.set(nbytes if headers else MOST_SMALL_BYTES)  # of this task, which is one call's
+            most_bytes.set(most)  # of this task, which is one call's
             _, data = await fs._call("GET", "b/{}/o/{}", self.bucket, name, alt="media", headers=headers)
             return bytes(data)
 

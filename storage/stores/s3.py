@@ -92,21 +92,21 @@ class S3Store(RemoteStore[Any]):
         finally:
             os.close(descriptor)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
         """See Store."""
         name = self.name(checked_key(key))
 
         async def read(s3: Any) -> tuple[int, bytes]:
             reply = await s3.get_object(Bucket=self.bucket, Key=name)
             nbytes = int(reply["ContentLength"])
-            if nbytes > MOST_SMALL_BYTES:
+            if nbytes > most:
                 reply["Body"].close()
                 return nbytes, b""
             return nbytes, await _body(reply)
 
         nbytes, data = self.run(Verb("read", key), read, tries=REPEATABLE)
-        if nbytes > MOST_SMALL_BYTES:
-            raise too_large(key, self.label, nbytes)
+        if nbytes > most:
+            raise too_large(key, self.label, nbytes, most)
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:

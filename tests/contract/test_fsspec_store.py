@@ -100,7 +100,6 @@ def test_a_url_with_a_credential_or_without_a_bucket_is_a_usage_error(url: str) 
 def test_an_object_that_is_no_small_object_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}/run")
     store.put("run.json", bytes(1001))
-    monkeypatch.setattr("weighbridge.storage.stores.fsspec_store.MOST_SMALL_BYTES", 1000)
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_: pytest.fail("it was read"))
     with pytest.raises(StoreRefused, match="not what was published"):
-        store.get("run.json")
+        store.get("run.json", most=1000)

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from weighbridge.errors import StoreError, StoreRefused
 from weighbridge.storage.clock import Clock
-from weighbridge.storage.stores.contract import ObjectInfo, Store, Unfinished
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, ObjectInfo, Store, Unfinished
 
 T = TypeVar("T")
 
@@ -84,8 +84,8 @@ class FaultyStore(Store):
 
         self._call("put_file", key, send)
 
-    def get(self, key: str) -> bytes:
-        return self._receive("get", key, lambda: self.inner.get(key))
+    def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
+        return self._receive("get", key, lambda: self.inner.get(key, most=most))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._receive("get_range", key, lambda: self.inner.get_range(key, start, length))

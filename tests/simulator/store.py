@@ -12,7 +12,7 @@ from tests.simulator.baton import START_NS, Baton
 from tests.simulator.life import Life
 
 from weighbridge.errors import ObjectExists, ObjectMissing, StoreError, StoreRefused
-from weighbridge.storage.stores.contract import ObjectInfo, Store
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, ObjectInfo, Store
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class SimStore(Store):
     def delete(self, key: str) -> None:
         self._write("delete", key, lambda: self.objects.delete(key))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
         return self._read("get", key, lambda: self.objects.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:

@@ -26,6 +26,7 @@ from weighbridge.storage.manifest import manifest_key
 from weighbridge.storage.records import record_key, write_record
 from weighbridge.storage.sealed_json import seal
 from weighbridge.storage.stores import Store, open_store
+from weighbridge.storage.stores.contract import MOST_SMALL_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -268,11 +269,11 @@ def test_an_audit_beside_a_trainer_a_host_and_a_compactor_finds_nothing(run: Lon
     class Busy(FaultyStore):
         """Goes on publishing, serving and compacting while it is read."""
 
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, *, most: int = MOST_SMALL_BYTES) -> bytes:
             if key == manifest_key(0) and run.head == 6:
                 run.grow(2)
                 compact(run.store)
-            return super().get(key)
+            return super().get(key, most=most)
 
         def folders_after(self, prefix: str, name: str):  # type: ignore[no-untyped-def]
             if prefix == "versions" and run.head == 8:
