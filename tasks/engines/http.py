@@ -30,7 +30,7 @@ class Http:
         self._deadline.of_this_thread.until = time.monotonic() + seconds
         data = bytearray()
         # What comes packed nevertheless is no JSON, and told so.
-        asked: dict[bytes | str, bytes | str] = {**headers, "Accept-Encoding": "identity", "Accept": "application/json"}
+        asked = [*headers.items(), ("Accept-Encoding", "identity"), ("Accept", "application/json")]
         limits = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), seconds)}
         try:
             with self._pool.stream(method, url, headers=asked, content=content, extensions=limits) as answer:
