@@ -16,6 +16,7 @@ from weighbridge.storage.digests import digest_bytes
 from weighbridge.storage.lineage import RUN_KEY, Lineage, RunInfo, parse_run
 from weighbridge.storage.manifest import check_name, manifest_key, shard_key, to_bytes
 from weighbridge.storage.parts import cut
+from weighbridge.storage.sealed_json import MOST_SEALED_BYTES
 from weighbridge.storage.signing import Signer
 from weighbridge.storage.state import state_digest
 from weighbridge.storage.stores.contract import Store
@@ -65,7 +66,7 @@ def claim(
     if run_id is not None:
         check_name("run", run_id)
     try:
-        run = parse_run(store.get(RUN_KEY), store.url)
+        run = parse_run(store.get(RUN_KEY, most=MOST_SEALED_BYTES), store.url)
     except ObjectMissing:
         base = read_base(checkpoint, digest_kind)
         asked = RunInfo(run_id or f"run-{uuid.uuid4().hex[:8]}", digest_kind, base.state_digest, clock.now_ns())

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from weighbridge.errors import CorruptData, LineageError, ObjectMissing, UsageError, VersionRetired
+from weighbridge.errors import CorruptData, LineageError, ObjectMissing, ObjectTooLarge, UsageError, VersionRetired
 from weighbridge.storage.clock import Clock
 from weighbridge.storage.commit import put_if_absent
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.manifest import check_name
-from weighbridge.storage.sealed_json import seal, unseal
+from weighbridge.storage.sealed_json import MOST_SEALED_BYTES, seal, unseal
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.ways import find_way
 
@@ -87,11 +87,11 @@ def kept_key(name: str) -> str:
 
 def _read(store: Store, key: str) -> Kept:
     try:
-        fields = unseal(store.get(key))
+        fields = unseal(store.get(key, most=MOST_SEALED_BYTES))
         kept = Kept(fields["name"], fields["version"], fields["created_ns"])
         if kept_key(kept.name) != key or type(kept.version) is not int or type(kept.created_ns) is not int:
             raise ValueError("it is another name's")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, ObjectTooLarge) as error:
         raise CorruptData(
             f"{key} does not say what it keeps: {error}. Nothing was collected; release the name, and keep it again."
         ) from error

@@ -21,7 +21,7 @@ from weighbridge.storage.manifest import (
     retired_key,
     version_folder,
 )
-from weighbridge.storage.sealed_json import seal, unseal
+from weighbridge.storage.sealed_json import MOST_SEALED_BYTES, seal, unseal
 from weighbridge.storage.signing import Trust
 from weighbridge.storage.state import base_digests, state_digest
 from weighbridge.storage.stores.contract import Store
@@ -90,7 +90,7 @@ class Lineage:
         """The run that claimed this root. Raises LineageError when nobody did."""
         if self._run is None:
             try:
-                self._run = parse_run(self.store.get(RUN_KEY), self.store.url)
+                self._run = parse_run(self.store.get(RUN_KEY, most=MOST_SEALED_BYTES), self.store.url)
             except ObjectMissing as error:
                 raise LineageError(
                     f"{self.store.url} holds no run: check the URL, or publish to it first. Nothing was changed."

@@ -38,6 +38,10 @@ _COLUMNS = pa.schema(
     ]
 )
 _MOST_DIMENSIONS = 64
+MOST_JSON = 16 << 20
+"""Characters of a field that is JSON: a hundred thousand shards' names take half of it."""
+MOST_VALUES = 1 << 26
+"""In the rows of a manifest, of which each becomes an object: those of four million parts."""
 ANCHORS_FOLDER = "anchors"
 SHARD_NAME = re.compile(r"(?P<anchor>anchor-)?(?P<commit_id>[0-9a-f]{32})-[a-z0-9]{1,16}\.safetensors")
 """What a publisher, or a maker of anchors, names a shard."""
@@ -191,7 +195,12 @@ def _zeroed(data: bytes, digest: str, signature: str, where: str = "manifest") -
 
 
 def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if len(text) > MOST_JSON:
+        raise UsageError(
+            f"labels, shards or aliases of {len(text):,} characters: {MOST_JSON:,} fit. Nothing was published."
+        )
+    return text
 
 
 def _write(m: Manifest) -> bytes:
@@ -300,7 +309,7 @@ def _head(meta: Mapping[str, str]) -> Manifest:
 
 
 def _shards(text: str, digest_size: int, *, of_anchor: bool) -> tuple[ShardInfo, ...]:
-    listed = strict_json.parse(text.encode())
+    listed = _parsed("shards", text)
     if not isinstance(listed, list):
         raise ValueError("its shards are no list")
     shards = tuple(_shard(*entry, digest_size=digest_size, of_anchor=of_anchor) for entry in listed)
@@ -320,6 +329,8 @@ def _shard(name: object, nbytes: object, digest: object, *, digest_size: int, of
 
 
 def _rows(batch: Any, shards: int, *, kind: str, digest_size: int) -> tuple[PartRow, ...]:
+    dimensions = len(batch.column("shape").flatten())
+    _need(batch.num_rows * batch.num_columns + dimensions <= MOST_VALUES, "it has more parts than any model")
     columns = batch.to_pydict()
     rows = tuple(
         PartRow(PartKey(tensor, offset), dtype, tuple(shape), nbytes, codec, shard, changed, before, after, whole)
@@ -352,10 +363,15 @@ def _need_part(row: PartRow) -> None:
 
 
 def _object(field: str, text: str) -> dict[str, Any]:
-    value = strict_json.parse(text.encode())
+    value = _parsed(field, text)
     if not isinstance(value, dict):
         raise ValueError(f"{field} is no JSON object")
     return value
+
+
+def _parsed(field: str, text: str) -> object:
+    _need(len(text) <= MOST_JSON, f"{field} has {len(text):,} characters")
+    return strict_json.parse(text.encode())
 
 
 def _integer(field: str, text: str, *, least: int = 0) -> int:

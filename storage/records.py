@@ -3,13 +3,14 @@ these records and nothing else."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 
 import structlog
 
-from weighbridge.errors import CorruptData
+from weighbridge.errors import CorruptData, ObjectTooLarge
 from weighbridge.storage.manifest import check_name
-from weighbridge.storage.sealed_json import seal, unseal
+from weighbridge.storage.sealed_json import MOST_SEALED_BYTES, seal, unseal
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostOutcome, HostRecord
 
@@ -17,6 +18,9 @@ log = structlog.get_logger("weighbridge.records")
 
 SERVED = "served"
 SUPERSEDED = "superseded"
+_MOST_ERROR = 16_000
+"""Characters that a record keeps of why a host failed."""
+
 _FOLDER = "hosts"
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("run_id", "host", "attempt", "outcome", "stage", "state_digest", "engine", "error", "by"), str),
@@ -34,6 +38,8 @@ def record_key(record: HostRecord) -> str:
 
 def write_record(store: Store, record: HostRecord) -> None:
     """Writes one record; repeating it is safe, since the name is unique to the attempt."""
+    if len(record.error) > _MOST_ERROR:
+        record = replace(record, error=f"{record.error[:_MOST_ERROR]} ...")
     store.put(record_key(record), seal(asdict(record)))
 
 
@@ -67,10 +73,11 @@ def head_of(key: str) -> int:
 def read_record(store: Store, key: str) -> HostRecord:
     """One record, proven by its own digest. Raises CorruptData, naming it."""
     try:
-        return parse_record(store.get(key), key)
-    except CorruptData:
-        # A bit that flipped on the way is not in the store; one that is, is there the second time too.
-        return parse_record(store.get(key), key)
+        with suppress(CorruptData):  # a bit that flipped on the way is not there the second time; one in the store is
+            return parse_record(store.get(key, most=MOST_SEALED_BYTES), key)
+        return parse_record(store.get(key, most=MOST_SEALED_BYTES), key)
+    except ObjectTooLarge as error:
+        raise CorruptData(str(error)) from error
 
 
 def read_records(

@@ -9,6 +9,10 @@ from typing import Any
 from weighbridge.storage import strict_json
 from weighbridge.storage.digests import chain_digest
 
+MOST_SEALED_BYTES = 1 << 20
+"""What is sealed is small: the longest says why a host failed. JSON of any length would become objects twenty times as
+large."""
+
 _FIELD = "digest"
 _NO_DIGEST = "0" * 64
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -24,6 +28,8 @@ def seal(fields: Mapping[str, Any]) -> bytes:
 
 def unseal(data: bytes) -> dict[str, Any]:
     """The fields without the digest. Raises ValueError when a single byte is not as it was written."""
+    if len(data) > MOST_SEALED_BYTES:
+        raise ValueError(f"it has {len(data):,} bytes, and a document of its kind at most {MOST_SEALED_BYTES:,}")
     fields = strict_json.parse(data)
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object")

@@ -28,7 +28,7 @@ from weighbridge.storage.manifest import (
 )
 from weighbridge.storage.records import SERVED, head_of, parse_record, record_key
 from weighbridge.storage.replica.parallel import in_parallel
-from weighbridge.storage.sealed_json import unseal
+from weighbridge.storage.sealed_json import MOST_SEALED_BYTES, unseal
 from weighbridge.storage.shard_proof import has_digest
 from weighbridge.storage.signing import Trust
 from weighbridge.storage.stores.contract import Store
@@ -39,6 +39,7 @@ _THREADS = 4
 _SEALED = re.compile(r"versions/[0-9]{12}/(anchor-)?retired|kept/[^/]+")
 _NEIGHBOURS = re.compile(r"weight_v[0-9]{6,}/|delta-[0-9]{8,}/|(deltas|anchors)/step_[0-9]{6,}\.")
 _HINT = re.compile(r"anchors/(?P<version>[0-9]{12})")
+_HINT_BYTES = 32
 
 
 def audit(store: Store, *, chain: bool = False, trust: Trust | None = None) -> Audit:
@@ -154,7 +155,7 @@ class _Beside:
         hint = anchor_hint_key(head.version)
         if hint in self.keys:
             self._known.add(hint)
-            if self._store.get(hint) != head.commit_id.encode():
+            if self.keys[hint] != _HINT_BYTES or self._store.get(hint) != head.commit_id.encode():
                 self._found.found(hint, f"it does not name the anchor that stands under {key}")
 
     def _read(self, shard: tuple[str, ShardInfo, str, str]) -> tuple[str, str] | None:
@@ -180,14 +181,14 @@ class _Beside:
 
     def _sealed(self, key: str) -> None:
         try:
-            unseal(self._store.get(key))
+            unseal(self._store.get(key, most=MOST_SEALED_BYTES))
             self._found.marks += 1
         except (ValueError, StoreError) as error:
             self._found.found(key, f"it is not as it was written: {error}")
 
     def _is_hint(self, key: str) -> bool:
         """A hint whose anchor is gone is nobody's fault; what it says, nobody reads."""
-        return _HINT.fullmatch(key) is not None and len(self._store.get(key)) == 32
+        return _HINT.fullmatch(key) is not None and self.keys[key] == _HINT_BYTES
 
     def _stranger(self, key: str, reached: int) -> str:
         folder, _, rest = key.partition("/")
@@ -221,7 +222,8 @@ class _Records:
         self._keys = frozenset(keys)
         segments = sorted(list_segments(self._store, "records"), key=lambda s: (s.last, -s.first, s.edition))
         read: dict[int, list[HostRecord]] = defaultdict(list)
-        for key, data in fetch_all(self._store, (key for key in sorted(self._keys) if key.startswith("hosts/"))):
+        of_hosts = (key for key in sorted(self._keys) if key.startswith("hosts/"))
+        for key, data in fetch_all(self._store, of_hosts, most=MOST_SEALED_BYTES):
             try:
                 if isinstance(data, StoreError):
                     raise data

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, ObjectMissing, StoreError
+from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, ObjectMissing, ObjectTooLarge, StoreError
 from weighbridge.storage.history.fetching import fetch_all
 from weighbridge.storage.history.segment_file import open_segment
 from weighbridge.storage.history.segments import Gap, Kind, Segment, cover, covered_upto, list_segments
@@ -22,7 +22,8 @@ from weighbridge.storage.history.tables import (
 )
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.manifest import OpenManifest, manifest_key, open_bytes
-from weighbridge.storage.records import parse_record, record_hosts, record_keys, version_of
+from weighbridge.storage.records import parse_record, read_record, record_hosts, record_keys, version_of
+from weighbridge.storage.sealed_json import MOST_SEALED_BYTES
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostRecord
 
@@ -163,20 +164,22 @@ class History:
     def note(self, fault: Exception) -> None:
         """Names what could not be read, once."""
         if str(fault) not in map(str, self.faults):
-            self.faults.append(fault if isinstance(fault, CorruptData) else CorruptData(str(fault)))
+            # Its words alone: by its traceback a fault would keep in memory whatever could not be read.
+            self.faults.append(CorruptData(str(fault)))
 
     def read_records(self, keys: Sequence[str]) -> Iterator[HostRecord]:
         """Records by their keys, in that order; those that cannot be read are named in `faults`."""
-        for key, data in fetch_all(self.store, keys):
+        for key, data in fetch_all(self.store, keys, most=MOST_SEALED_BYTES):
             try:
                 if isinstance(data, ObjectMissing):
                     continue  # listed a moment ago, and removed since
-                if isinstance(data, StoreError):
+                if isinstance(data, bytes):
+                    with contextlib.suppress(CorruptData):
+                        yield parse_record(data, key)
+                        continue
+                elif not isinstance(data, ObjectTooLarge):
                     raise data
-                with contextlib.suppress(CorruptData):
-                    yield parse_record(data, key)
-                    continue
-                yield parse_record(self.store.get(key), key)  # a bit may have flipped on the way
+                yield read_record(self.store, key)  # a bit may have flipped on the way
             except CorruptData as error:
                 self.note(error)
 
@@ -192,6 +195,8 @@ class History:
     def _proven(self, key: str, data: bytes | StoreError, version: int) -> OpenManifest:
         if isinstance(data, ObjectMissing):
             raise ManifestCorrupt(f"{key} is missing, though newer versions stand: audit the store") from data
+        if isinstance(data, ObjectTooLarge):
+            raise ManifestCorrupt(str(data)) from data
         if isinstance(data, StoreError):
             raise data
         try:

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from weighbridge.errors import HeaderError, ManifestCorrupt, ObjectExists, ObjectMissing, ShardCorrupt
+from weighbridge.errors import HeaderError, ManifestCorrupt, ObjectExists, ObjectMissing, ObjectTooLarge, ShardCorrupt
 from weighbridge.storage import strict_json
 from weighbridge.storage.safetensors_header import MAX_HEADER_BYTES, Header, parse_header
 from weighbridge.storage.stores.contract import Store
@@ -64,11 +64,10 @@ class Payload:
 
 def read_json(store: Store, key: str) -> dict[str, Any]:
     """A JSON object of a bounded size. Raises ManifestCorrupt, ObjectMissing, StoreError."""
-    nbytes = store.size(key)
-    if nbytes > MOST_JSON_BYTES:
-        raise ManifestCorrupt(f"{key} in {store.url} has {nbytes} bytes, more than any version needs. It was not read.")
     try:
-        document = strict_json.parse(store.get(key))
+        document = strict_json.parse(store.get(key, most=MOST_JSON_BYTES))
+    except ObjectTooLarge as error:
+        raise ManifestCorrupt(str(error)) from error
     except ValueError as error:
         raise ManifestCorrupt(f"{key} in {store.url} is not JSON: {error}. Nothing was read from it.") from error
     if not isinstance(document, dict):

@@ -4,6 +4,8 @@ and time: whatever stands in manifests, shards, records, states, journals and ne
 import json
 import os
 import struct
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,22 +20,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 from tests.checkpoints import tiny_weights, trained, write_checkpoint
+from tests.faults.faulty_store import FaultyStore
 from tests.peers import handmade
 from tests.property.hostile import anything, bounded, damaged, many, refused, twisted
+from tests.storage.long_runs import LongRun
 from tests.storage.manifests import ZERO_DIGEST, ZERO_SIGNATURE, opened, some_manifest, written
 from tests.storage.test_records import record
 
 from weighbridge.errors import CorruptData, LineageError, ManifestCorrupt, StoreError, UsageError, WeighbridgeError
+from weighbridge.storage import manifest as manifests
 from weighbridge.storage.checkpoint import open_checkpoint
-from weighbridge.storage.lineage import RunInfo, parse_run
-from weighbridge.storage.manifest import from_bytes, to_bytes
+from weighbridge.storage.history.reader import History
+from weighbridge.storage.kept import kept_key, kept_names
+from weighbridge.storage.lineage import RUN_KEY, Lineage, RunInfo, parse_run
+from weighbridge.storage.manifest import from_bytes, manifest_key, to_bytes
+from weighbridge.storage.peers.payload import read_json
 from weighbridge.storage.peers.registry import get_layout
-from weighbridge.storage.records import parse_record, record_key
+from weighbridge.storage.records import parse_record, read_record, read_records, record_key, record_keys
 from weighbridge.storage.replica.journal import read_journal
 from weighbridge.storage.replica.layout import read_identity
 from weighbridge.storage.replica.sealed import seal as seal_file
 from weighbridge.storage.replica.state import read_state
-from weighbridge.storage.sealed_json import seal
+from weighbridge.storage.retention import watermarks
+from weighbridge.storage.sealed_json import seal, unseal
 from weighbridge.storage.stores import contract as stores
 from weighbridge.storage.stores import open_store
 
@@ -277,3 +286,74 @@ def test_keys_that_lead_out_of_a_root_are_refused(tmp_path: Path) -> None:
         with pytest.raises((UsageError, WeighbridgeError)):
             store.put(key, b"x")
     assert not (tmp_path / "x").exists()
+
+
+def sparse(root: Path, key: str, nbytes: int = 1 << 30) -> None:
+    """An object that has its size and takes no room, as anybody makes one in a directory."""
+    (root / key).parent.mkdir(parents=True, exist_ok=True)
+    with (root / key).open("wb") as file:
+        file.truncate(nbytes)
+
+
+def test_small_documents_are_small_or_not_read(tmp_path: Path) -> None:
+    told = record(version=3, ended=4)
+    store = open_store(str(tmp_path))
+    for key in (RUN_KEY, record_key(told), kept_key("name"), "delta-00000001/manifest.json"):
+        sparse(tmp_path, key)
+    with bounded(more_bytes=64 << 20):
+        with pytest.raises(StoreError, match="at most"):
+            _ = Lineage(store).run
+        with pytest.raises(CorruptData, match="at most"):
+            read_record(store, record_key(told))
+        with pytest.raises(CorruptData, match="at most"):
+            kept_names(store)
+        with pytest.raises(CorruptData, match="at most"):
+            read_json(store, "delta-00000001/manifest.json")
+        found: list[CorruptData] = []
+        assert read_records(store, on_corrupt=found.append) == [] and len(found) == 1
+        assert watermarks(store, grace_seconds=60) == {told.host: 0}, "a host that cannot be read holds everything"
+
+
+def test_many_large_objects_are_not_in_memory_at_once(tmp_path: Path) -> None:
+    run = LongRun(open_store(str(tmp_path)), tensors=2, hosts=("a",)).grow(43)
+    manifests, records = [manifest_key(v) for v in range(20, 44)], list(record_keys(run.store, "a"))
+    for key in (*manifests[8:], *records[30:]):
+        sparse(tmp_path, key, 20 << 20)
+
+    ahead: list[int] = []
+
+    class Slow(FaultyStore):
+        """So slow that threads read ahead."""
+
+        def get(self, key: str, *, most: int = stores.MOST_SMALL_BYTES) -> bytes:
+            time.sleep(0.004)
+            if threading.current_thread() is not threading.main_thread():
+                ahead.append(most)
+            return super().get(key, most=most)
+
+    slow = Slow(run.store)
+    with bounded(more_bytes=1 << 30):  # the arenas of eight threads, too
+        history = History(slow)
+        assert [opened.head.version for opened in history.manifests(20, 43)] == list(range(20, 28))
+        assert len(list(history.read_records(records))) == 30
+    assert len(history.faults) == 16 + 13
+    assert len(ahead) > 20 and max(ahead) <= 16 << 20
+
+
+@pytest.mark.parametrize("text", [b"[" + b"[]," * 1_000_000 + b"[]]", b"[" + b"0.5," * 1_000_000 + b"0]"])
+def test_a_sealed_document_of_many_values_is_not_made_into_objects(text: bytes) -> None:
+    with bounded(more_bytes=32 << 20), pytest.raises(ValueError, match="at most"):
+        unseal(b'{"a":' + text + b',"digest":"' + b"0" * 64 + b'"}')
+
+
+def test_a_manifest_with_more_rows_than_a_model_has_parts_is_refused_before_they_are_made_into_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, metadata = opened(MANIFEST)
+    rows = batch.take(pa.array([0] * 200_000))
+    zeroed = {**metadata, "digest": ZERO_DIGEST, "signature": ZERO_SIGNATURE}
+    digest = blake3.blake3(written(rows.replace_schema_metadata(zeroed))).hexdigest()
+    sealed = written(rows.replace_schema_metadata({**zeroed, "digest": digest}))
+    monkeypatch.setattr(manifests, "MOST_VALUES", 1 << 20)
+    with bounded(more_bytes=96 << 20), pytest.raises(ManifestCorrupt, match="more parts than any model"):
+        from_bytes(sealed)
