@@ -16,7 +16,7 @@ from weighbridge.storage.anchor_sources import anchor_from_store
 from weighbridge.storage.lineage import Lineage
 
 
-@flow(name=names.ANCHOR, flow_run_name="anchor of {run}", persist_result=False)
+@flow(name=names.ANCHOR, flow_run_name="anchor of {run}", persist_result=False, result_storage=names.NO_RESULTS)
 def anchor(run: str, every_versions: int | None = None) -> State[Any]:
     """Makes an anchor of the newest version if the deltas since the last one weigh more than it would, or are
     `every_versions` in number."""

@@ -9,7 +9,7 @@ from weighbridge.flows.context import store_here
 from weighbridge.storage.audit.audit import audit as prove
 
 
-@flow(name=names.AUDIT, flow_run_name="audit {run}", persist_result=False)
+@flow(name=names.AUDIT, flow_run_name="audit {run}", persist_result=False, result_storage=names.NO_RESULTS)
 def audit(run: str, chain: bool = False) -> int:
     """Proves everything (`chain`: the manifests and segments alone), and leaves what was found as an artifact; returns
     the head. Ends Failed, naming the first break."""

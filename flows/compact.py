@@ -9,7 +9,7 @@ from weighbridge.flows.context import store_here
 from weighbridge.storage.history.compact import compact as bring_up_to_date
 
 
-@flow(name=names.COMPACT, flow_run_name="compact {run}", persist_result=False)
+@flow(name=names.COMPACT, flow_run_name="compact {run}", persist_result=False, result_storage=names.NO_RESULTS)
 def compact(run: str) -> int:
     """Writes what segments are due, and removes those that no reader takes; returns how many were written.
 

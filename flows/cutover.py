@@ -19,6 +19,7 @@ from weighbridge.tasks.host_attempt import HostAttempt
     flow_run_name="cut over v{version} on {host}",
     on_completion=[heal_after],
     persist_result=False,
+    result_storage=names.NO_RESULTS,
 )
 def cutover(run: str, version: int, host: str) -> State[Any]:
     """Pauses, reloads, resumes, and records. Ends Failed on a host of which no copy holds the version: its engine was

@@ -13,6 +13,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
+from weighbridge.flows import names
 from weighbridge.flows.flow_worker import FlowWorker
 
 _known: dict[tuple[str, str], UUID] = {}
@@ -41,11 +42,12 @@ def ensure_deployment(
     every: timedelta | None = None,
 ) -> UUID:
     """Makes sure that a deployment ("flow/name") of a flow exists in a pool; returns its id. A new one is scheduled
-    `every` so often.
+    `every` so often, and its runs carry the training run that its `parameters` name from the first.
 
     Its entry point names a module, since a file would be loaded a second time under another name. Our worker never
     follows it: it runs the flows it knows.
     """
+    run = (parameters or {}).get("run")
     key = (str(client.api_url), deployment)
     if key in _known:
         return _known[key]
@@ -58,7 +60,7 @@ def ensure_deployment(
         work_pool_name=pool,
         work_queue_name=queue,
         parameters=parameters,
-        tags=["weighbridge"],
+        tags=["weighbridge", *([] if run is None else [names.run_tag(run)])],
         parameter_openapi_schema=parameter_schema(flow.fn).model_dump_for_openapi(),
         enforce_parameter_schema=True,
         schedules=None if every is None else _schedules(client, deployment, every),

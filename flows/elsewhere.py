@@ -25,7 +25,7 @@ def task_runner(elsewhere: Elsewhere | None, *, threads: int) -> TaskRunner[Any]
         return ThreadPoolTaskRunner(max_workers=2 * threads)
     own = elsewhere.address is None
     if elsewhere.carrier == "dask":
-        from prefect_dask import DaskTaskRunner
+        from prefect_dask.task_runners import DaskTaskRunner
 
         here = {"n_workers": elsewhere.workers, "threads_per_worker": 1, "dashboard_address": None}
         dask: TaskRunner[Any] = DaskTaskRunner(address=elsewhere.address, cluster_kwargs=here if own else None)

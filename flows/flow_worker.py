@@ -3,6 +3,7 @@ polling as the floor. Must not know what the flows do, and never follows an entr
 
 import asyncio
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
@@ -14,6 +15,7 @@ import structlog
 from prefect import Flow
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import WorkerFlowRunResponse
+from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import PrefectSignal
@@ -23,6 +25,7 @@ from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker
 
 from weighbridge.flows import names
 from weighbridge.flows.connection import connected
+from weighbridge.flows.presence import REPORT_SECONDS
 
 log = structlog.get_logger("weighbridge.worker")
 
@@ -64,7 +67,13 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
         order: Callable[[FlowRun], Any],
         running: set[UUID],
     ) -> None:
-        super().__init__(work_pool_name=pool, work_queues=[queue], name=name, limit=limit)
+        super().__init__(
+            work_pool_name=pool,
+            work_queues=[queue],
+            name=name,
+            limit=limit,
+            heartbeat_interval_seconds=REPORT_SECONDS,
+        )
         self.queue = queue
         self.woken = asyncio.Event()
         self._flows = flows
@@ -82,6 +91,22 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
         )
         self._left_waiting = len(taken) < len(flow_run_response)
         return taken
+
+    async def _submit_run(self, flow_run: FlowRun) -> None:
+        """Begins it at once. Prefect's own first asks whether the deployment stands, which we never follow, proposes
+        Pending, by which workers of one queue keep each other from a run, where a queue of ours has one worker, and
+        writes down a process for somebody to kill: three calls a run, with the first ones in every version's way."""
+        assert self._runs_task_group is not None
+        try:
+            await self._runs_task_group.start(self._submit_run_and_capture_errors, flow_run)
+        finally:
+            self._submitting_flow_run_ids.discard(flow_run.id)
+            if self._cancelling_observer is not None:
+                self._cancelling_observer.remove_in_flight_flow_run_id(flow_run.id)
+
+    def _emit_flow_run_submitted_event(self, configuration: BaseJobConfiguration) -> Event | None:
+        """Tells nobody, now or at the end of the run: the run's own states say as much, and each event has its cost."""
+        return None
 
     async def _propose_submitting_state(self, flow_run: FlowRun) -> None:
         """Nothing is submitted anywhere: the run begins in this process at once."""
@@ -104,7 +129,7 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
             )
         if task_status is not None:
             task_status.started(identifier)
-        # Pending, as the server has it since it was proposed. Without its deployment on it, the engine starts no
+        # Pending, for one that is Scheduled would be waited for. Without its deployment on it, the engine starts no
         # thread, loop and websocket to watch for Suspend, which no step could honour; for Cancel the steps look.
         begun = flow_run.model_copy(update={"state": Pending(), "deployment_id": None})
         try:
@@ -118,7 +143,7 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
         self._running.add(flow_run.id)
         try:
             with connected(self._api_url):
-                run_flow(flow, flow_run=flow_run, return_type="state")
+                run_flow(_bare(flow, flow_run), flow_run=flow_run, return_type="state")
         except PrefectSignal as signal:  # cancelled, paused or taken away before it began: the server knows already
             log.info("run not carried out", flow_run=flow_run.name, reason=str(signal))
         finally:
@@ -154,8 +179,18 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
             self.woken.clear()
             await self.get_and_submit_flow_runs()
 
-    async def report(self, *, seconds: float) -> None:
+    async def report(self) -> None:
         """Tells the server that we live. Ends, by an error, when the server is lost."""
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(REPORT_SECONDS)
             await self.sync_with_backend()
+
+
+def _bare(flow: Flow[..., Any], flow_run: FlowRun) -> Flow[..., Any]:
+    """The flow, without the wish to name a run that was given that very name when it was asked for."""
+    template = flow.flow_run_name
+    if not isinstance(template, str) or template.format(**flow_run.parameters) != flow_run.name:
+        return flow
+    bare = copy.copy(flow)
+    bare.flow_run_name = None
+    return bare

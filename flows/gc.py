@@ -14,7 +14,7 @@ from weighbridge.storage.gc import run_gc
 from weighbridge.storage.lineage import Lineage
 
 
-@flow(name=names.GC, flow_run_name="gc of {run}", persist_result=False)
+@flow(name=names.GC, flow_run_name="gc of {run}", persist_result=False, result_storage=names.NO_RESULTS)
 def gc(run: str, keep: int | None = None, grace_seconds: float | None = None) -> State[Any]:
     """Collects all but the last `keep` versions, named ones, and those that hosts heard of in the last `grace_seconds`
     may fetch. Never more than its steward's own settings let go: what is gone cannot be brought back by anybody."""

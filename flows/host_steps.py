@@ -24,6 +24,9 @@ from weighbridge.tasks.verify import verify
 
 log = structlog.get_logger("weighbridge.host")
 
+LOOK_AFTER_SECONDS = 0.5
+"""Of work: an attempt that has done less does not ask whether somebody cancelled it."""
+
 
 class CancelAsked(WeighbridgeError):
     """Somebody cancelled the run; the step that was under way is done, the next one was not begun."""
@@ -72,7 +75,10 @@ def serve(attempt: Handle[HostAttempt]) -> str:
 
 
 def stop_if_cancelled(attempt: HostAttempt, step: str) -> None:
-    """Raises CancelAsked when somebody cancelled the run that this is, before `step`."""
+    """Raises CancelAsked when somebody cancelled the run that this is, before `step`. An attempt that began just now
+    does not ask: nobody can have meant to cancel it, and each question is one more call of every host."""
+    if sum(attempt.seconds.values()) < LOOK_AFTER_SECONDS:
+        return
     context = FlowRunContext.get()
     flow_run = context.flow_run.id if context is not None and context.flow_run is not None else None
     if flow_run is not None and _is_cancelled(flow_run):

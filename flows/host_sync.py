@@ -11,7 +11,13 @@ from weighbridge.flows.healing import heal_after
 from weighbridge.flows.host_steps import serve, take_turn
 
 
-@flow(name=names.HOST_SYNC, flow_run_name="v{version} on {host}", on_completion=[heal_after], persist_result=False)
+@flow(
+    name=names.HOST_SYNC,
+    flow_run_name="v{version} on {host}",
+    on_completion=[heal_after],
+    persist_result=False,
+    result_storage=names.NO_RESULTS,
+)
 def host_sync(run: str, version: int, host: str) -> State[Any]:
     """Brings one host to a version: fetch, apply, verify, cut over, record. What `prepare` did is not done again."""
     return take_turn(run, version, host, serve)

@@ -15,16 +15,16 @@ from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
-from weighbridge.errors import WeighbridgeError
+from weighbridge.errors import NameTaken, WeighbridgeError
 from weighbridge.flows.connection import UNREACHABLE, connected, find_api
-from weighbridge.flows.deployments import forget_deployments
+from weighbridge.flows.deployments import ensure_pool, forget_deployments
 from weighbridge.flows.flow_worker import FlowWorker
+from weighbridge.flows.presence import Presence
 from weighbridge.flows.sweep import LaterSweep
 from weighbridge.storage.backoff import Backoff
 
 log = structlog.get_logger("weighbridge.worker")
 
-_REPORT_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
 _SWEEP_SECONDS = 10.0
 _MOST_SWEEP_SECONDS = 300.0
@@ -34,11 +34,13 @@ _RECONNECT = partial(Backoff, first_seconds=0.5, most_seconds=15.0)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker is for. `prepare` runs before the first poll over each new connection; `tell` after each change of
-    the connection. `running` are the runs under way, which outlive a connection."""
+    """What a worker is for, and where: `place` tells it from any other that might serve its queue. `prepare` runs
+    before the first poll over each new connection; `tell` after each change of the connection. `running` are the runs
+    under way, which outlive a connection."""
 
     pool: str
     queue: str
+    place: str
     flows: Mapping[str, Flow[..., Any]]
     limit: int
     order: Callable[[FlowRun], Any]
@@ -46,26 +48,39 @@ class Work:
     tell: Callable[[bool], None]
     running: set[UUID] = field(default_factory=set)
 
+    @property
+    def presence(self) -> Presence:
+        """The worker's place on its queue."""
+        return Presence(pool=self.pool, queue=self.queue, place=self.place)
+
 
 async def keep_working(work: Work, *, home: Path | None, poll_seconds: float, stop: threading.Event) -> None:
     """Works until `stop` is set, then ends after the runs under way. Starts the embedded server at the first look only:
-    one that somebody stopped stays stopped."""
-    waits, start = _RECONNECT().waits(), True
-    while not stop.is_set():
+    one that somebody stopped stays stopped. Raises NameTaken when another worker serves the queue."""
+    waits, start, taken = _RECONNECT().waits(), True, None
+    while not stop.is_set() and taken is None:
         try:
             api_url = await asyncio.to_thread(find_api, home, start=start)
             with connected(api_url) as client:
+                await asyncio.to_thread(ensure_pool, client, work.pool)
+                if not await asyncio.to_thread(work.presence.take, client, stop):
+                    break
                 await asyncio.to_thread(work.prepare, client)
                 work.tell(True)
                 waits = _RECONNECT().waits()
                 await _work(work, api_url, client, poll_seconds=poll_seconds, stop=stop)
+                work.presence.leave(client)
+        except* NameTaken as failures:
+            taken = _first(failures)
         except* (WeighbridgeError, *UNREACHABLE) as failures:
-            log.warning("no Prefect server for now; will look again", queue=work.queue, error=_first(failures))
+            log.warning("no Prefect server for now; will look again", queue=work.queue, error=_say(_first(failures)))
         start = False
         forget_deployments()
-        if not stop.is_set():
+        if not stop.is_set() and taken is None:
             work.tell(False)
             await _stopped(stop, within_seconds=next(waits))
+    if taken is not None:
+        raise taken
 
 
 async def _work(
@@ -74,7 +89,7 @@ async def _work(
     worker = FlowWorker(
         pool=work.pool,
         queue=work.queue,
-        name=work.queue,
+        name=work.presence.name,
         flows=work.flows,
         api_url=api_url,
         limit=work.limit,
@@ -84,7 +99,7 @@ async def _work(
     async with worker, asyncio.TaskGroup() as group:
         services = [
             group.create_task(worker.poll(seconds=poll_seconds)),
-            group.create_task(worker.report(seconds=_REPORT_SECONDS)),
+            group.create_task(worker.report()),
             group.create_task(_listen(worker)),
             group.create_task(_look_again(work, client)),
         ]
@@ -117,7 +132,7 @@ async def _listen(worker: FlowWorker) -> None:
         try:
             await worker.listen()
         except Exception as error:  # noqa: BLE001 - the edge to a websocket library with errors of many kinds
-            log.info("events lost; polling goes on", queue=worker.queue, error=f"{type(error).__name__}: {error}")
+            log.info("events lost; polling goes on", queue=worker.queue, error=_say(error))
         await asyncio.sleep(next(waits))
 
 
@@ -128,8 +143,12 @@ async def _stopped(stop: threading.Event, *, within_seconds: float = float("inf"
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _first(failures: BaseExceptionGroup[Any]) -> str:
+def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
     first: BaseException = failures
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
-    return f"{type(first).__name__}: {first}"
+    return first
+
+
+def _say(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

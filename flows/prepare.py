@@ -12,7 +12,12 @@ from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.host_attempt import HostAttempt
 
 
-@flow(name=names.PREPARE, flow_run_name="prepare v{version} on {host}", persist_result=False)
+@flow(
+    name=names.PREPARE,
+    flow_run_name="prepare v{version} on {host}",
+    persist_result=False,
+    result_storage=names.NO_RESULTS,
+)
 def prepare(run: str, version: int, host: str, hold_seconds: float) -> State[Any]:
     """Fetch, apply, verify. Afterwards the host waits for its host-sync run, but for `hold_seconds` at most: then it
     goes on by itself, for whoever asked is gone."""

@@ -6,6 +6,7 @@ from prefect.futures import PrefectFuture
 
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_bill
+from weighbridge.flows.marks import steps_unmarked
 from weighbridge.storage.attempt import Attempt, SpooledShard
 from weighbridge.storage.errand import Elsewhere
 from weighbridge.storage.feed import Feed
@@ -17,17 +18,24 @@ from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.upload import upload
 
 
-@flow(name=names.PUBLISH, flow_run_name="publish v{version}", validate_parameters=False, persist_result=False)
+@flow(
+    name=names.PUBLISH,
+    flow_run_name="publish v{version}",
+    validate_parameters=False,
+    persist_result=False,
+    result_storage=names.NO_RESULTS,
+)
 def publish(run: str, version: int, publication: Handle[Publication]) -> int:
     """Publishes one version; returns its number once the commit stands. Raises what the failing step raised."""
     pushed = publication.value
     attempt, feed = Handle(pushed.attempt), Handle(pushed.feed)
     try:
-        if pushed.elsewhere is None:
-            _encode_here(pushed, attempt, feed)
-        else:
-            _encode_there(pushed, pushed.elsewhere)
-        commit(publication)
+        with steps_unmarked():
+            if pushed.elsewhere is None:
+                _encode_here(pushed, attempt, feed)
+            else:
+                _encode_there(pushed, pushed.elsewhere)
+            commit(publication)
         pushed.announce()
         if pushed.manifest is not None:
             show_bill(pushed.manifest, pushed.seconds)

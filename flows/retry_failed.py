@@ -8,7 +8,12 @@ from weighbridge.flows import names
 from weighbridge.flows.retry import retry_failed as ask_again
 
 
-@flow(name=names.RETRY_FAILED, flow_run_name="retry failed hosts of {run}", persist_result=False)
+@flow(
+    name=names.RETRY_FAILED,
+    flow_run_name="retry failed hosts of {run}",
+    persist_result=False,
+    result_storage=names.NO_RESULTS,
+)
 def retry_failed(run: str, version: int | None = None, host: str | None = None) -> int:
     """Schedules what failed again, of one version or of one host if told; returns how many. Does not wait for them."""
     with SyncClientContext.get_or_create() as context:

@@ -13,7 +13,7 @@ import structlog
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.context import FlowRunContext, SyncClientContext
+from prefect.context import SyncClientContext
 from prefect.states import Completed, Failed
 
 from weighbridge.errors import UsageError
@@ -22,6 +22,7 @@ from weighbridge.flows.artifacts import show_hosts
 from weighbridge.flows.context import store_here
 from weighbridge.flows.deployments import ensure_deployment
 from weighbridge.flows.dispatch import dispatch, dispatch_prepare, follow
+from weighbridge.flows.marks import mark_run
 from weighbridge.flows.vitals import Vitals
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
@@ -68,7 +69,7 @@ def ensure_rollout(client: SyncPrefectClient, run: str) -> UUID:
     )
 
 
-@flow(name=names.ROLLOUT, flow_run_name="rollout of v{version}", persist_result=False)
+@flow(name=names.ROLLOUT, flow_run_name="rollout of v{version}", persist_result=False, result_storage=names.NO_RESULTS)
 def rollout(
     run: str,
     version: int,
@@ -92,7 +93,7 @@ def rollout(
     until = time.monotonic() + deadline_seconds
     with SyncClientContext.get_or_create() as context:
         client = context.client
-        _tag(client, run, version)
+        mark_run(run, version)
         asked = hosts
         if cutover == "together":
             waiting = dispatch_prepare(client, run=run, version=version, hosts=hosts, hold_seconds=deadline_seconds)
@@ -214,10 +215,3 @@ def _is_completed(flow_run: FlowRun) -> bool:
 
 def _is_cancelled(flow_run: FlowRun) -> bool:
     return flow_run.state is not None and (flow_run.state.is_cancelled() or flow_run.state.is_cancelling())
-
-
-def _tag(client: SyncPrefectClient, run: str, version: int) -> None:
-    context = FlowRunContext.get()
-    if context is not None and context.flow_run is not None:
-        tags = {*context.flow_run.tags, names.run_tag(run), names.version_tag(version)}
-        client.update_flow_run(context.flow_run.id, tags=sorted(tags))

@@ -11,7 +11,7 @@ from weighbridge.flows import names
 from weighbridge.flows.context import host_here
 
 
-@flow(name=names.SCRUB, flow_run_name="scrub of {host}", persist_result=False)
+@flow(name=names.SCRUB, flow_run_name="scrub of {host}", persist_result=False, result_storage=names.NO_RESULTS)
 def scrub(run: str, host: str) -> State[Any]:
     """Proves a host's replica, byte for byte, and mends it."""
     here = host_here(host, run)

@@ -20,6 +20,7 @@ from weighbridge.flows import names
 from weighbridge.flows.connection import UNREACHABLE, connected, find_api
 from weighbridge.flows.context import using_store
 from weighbridge.flows.elsewhere import task_runner
+from weighbridge.flows.marks import marked
 from weighbridge.flows.publish import publish
 from weighbridge.flows.rollout import CutOverMode, hosts_outcome, mirrored, rollout
 from weighbridge.flows.sweep import sweep_trainer
@@ -55,7 +56,13 @@ class SyncOutcome:
     hosts: tuple[HostOutcome, ...] = ()
 
 
-@flow(name=names.SYNC, flow_run_name="sync v{version}", validate_parameters=False, persist_result=False)
+@flow(
+    name=names.SYNC,
+    flow_run_name="sync v{version}",
+    validate_parameters=False,
+    persist_result=False,
+    result_storage=names.NO_RESULTS,
+)
 def sync(
     run: str,
     version: int,
@@ -80,7 +87,7 @@ def run_sync(publication: Publication, options: SyncOptions) -> SyncOutcome:
     hosts, store = list(options.hosts), publication.publisher.store
     handle = Handle(publication)
     try:
-        with _at_work(run, version), using_store(run, store):
+        with _at_work(run, version), using_store(run, store), marked(run, version):
             ended: Any  # Prefect's overloads do not know a flow that returns a state
             if hosts:
                 policy = (options.required, options.deadline_seconds, options.cutover)
@@ -104,7 +111,7 @@ def run_rollout(store: Store, run: str, version: int, options: SyncOptions) -> S
     """Brings the hosts to a version that is committed already; see `run_sync`."""
     hosts = list(options.hosts)
     try:
-        with _at_work(run, version), using_store(run, store):
+        with _at_work(run, version), using_store(run, store), marked(run, version):
             state: State[Any] = rollout(
                 run,
                 version,

@@ -14,7 +14,12 @@ from weighbridge.flows.context import checkpoint_here
 from weighbridge.flows.deployments import ensure_deployment
 
 
-@flow(name=names.SYNC_CHECKPOINT, flow_run_name="sync checkpoint of {run}", persist_result=False)
+@flow(
+    name=names.SYNC_CHECKPOINT,
+    flow_run_name="sync checkpoint of {run}",
+    persist_result=False,
+    result_storage=names.NO_RESULTS,
+)
 def sync_checkpoint(run: str, hosts: list[str] | None = None) -> State[Any]:
     """Publishes what the steward's checkpoint folder holds now and brings hosts to it: those named here, else those of
     the steward's own settings. It shows as a `sync` run of its own; ends Failed when that does."""

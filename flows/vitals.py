@@ -9,6 +9,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 
 from weighbridge.flows import names
+from weighbridge.flows.presence import queue_of
 
 SILENT_SECONDS = 50.0
 """A worker reports every 15 s."""
@@ -32,7 +33,8 @@ class Vitals:
 
     def is_silent(self, host: str) -> bool:
         """Whether a host has not reported for `silent_seconds`, as far as the last `look` saw."""
-        return self._now() - self._seen.get(host, (None, self._begun))[1] >= self._silent
+        heard = [when for worker, (_, when) in self._seen.items() if queue_of(worker) == host]
+        return self._now() - max(heard, default=self._begun) >= self._silent
 
     def look(self) -> None:
         """Reads all reports; never judges by one look alone."""

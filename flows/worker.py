@@ -4,6 +4,7 @@ by itself when nobody asks. Goes on, and comes back, when Prefect's server is aw
 import asyncio
 import json
 import os
+import platform
 import signal
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from weighbridge.flows.prepare import prepare as prepare_flow
 from weighbridge.flows.rollout import ensure_rollout, rollout
 from weighbridge.flows.sweep import sweep
 from weighbridge.flows.sync_checkpoint import ensure_sync_checkpoint, sync_checkpoint
+from weighbridge.storage.digests import chain_digest
 from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.host_attempt import Host
 
@@ -90,6 +92,7 @@ def serve_steward(
     work = Work(
         pool=names.STEWARD_POOL,
         queue=run,
+        place=_place(str(os.getpid())),
         flows={names.ROLLOUT: rollout, names.SYNC_CHECKPOINT: sync_checkpoint, **upkeep.FLOWS},
         limit=_STEWARD_LIMIT,
         order=lambda flow_run: flow_run.expected_start_time,
@@ -114,6 +117,8 @@ class _HostProcess:
         self._work = Work(
             pool=names.HOSTS_POOL,
             queue=host.name,
+            # Its replica's lock, and its name's on this machine, keep any other process from the same place.
+            place=_place(chain_digest(str(host.replica.current.parent).encode())[:6]),
             flows={
                 names.HOST_SYNC: host_sync,
                 names.PREPARE: prepare_flow,
@@ -161,6 +166,11 @@ class _HostProcess:
             draft = path.with_name(f"{path.name}.{os.getpid()}")
             draft.write_text(json.dumps(said))
             draft.replace(path)
+
+
+def _place(within: str) -> str:
+    """Where a worker is: the machine, and what tells it from others there."""
+    return f"{platform.node() or 'localhost'} {within}"
 
 
 def _newest_first(flow_run: FlowRun) -> int:

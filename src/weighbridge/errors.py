@@ -36,6 +36,7 @@ WeighbridgeError                     1
 │   └── DiskFull (OSError)          12   no room; the last good version is kept
 ├── EngineError (RuntimeError)      13   the engine refused, failed, or did not answer
 ├── OrchestrationError (RuntimeError) 14 Prefect could not be reached or could not run what it was asked
+│   └── NameTaken                   14   another process, on whichever machine, serves under this name
 ├── SyncIncomplete (RuntimeError)   15   published, but fewer hosts serve it than the policy asks for
 └── RankLost (TimeoutError)         17   a rank of the trainer did not do its part in time
 """
@@ -220,6 +221,10 @@ class OrchestrationError(WeighbridgeError, RuntimeError):
     """Prefect could not be reached, or could not run what it was asked to."""
 
     exit_code = 14
+
+
+class NameTaken(OrchestrationError):
+    """Another process, on whichever machine, serves under this name."""
 
 
 class SyncIncomplete(WeighbridgeError, RuntimeError):

@@ -25,6 +25,7 @@ from weighbridge.flows import rollout as rollouts
 from weighbridge.flows.connection import connected
 from weighbridge.flows.context import Retention
 from weighbridge.flows.dispatch import dispatch, ensure_host_sync, follow
+from weighbridge.flows.host_steps import LOOK_AFTER_SECONDS
 from weighbridge.flows.retry import retry_failed
 from weighbridge.flows.rollout import ensure_rollout, hosts_outcome, mirrored, rollout
 from weighbridge.flows.server import ServerInfo
@@ -288,6 +289,7 @@ def test_a_cancel_takes_effect_between_steps_and_leaves_the_engine_alone(
     (id_,) = dispatch(client, run=run.run_id, version=version, hosts=[host.name]).values()
     assert held[0].entered.wait(60)
     client.set_flow_run_state(id_, Cancelling())
+    time.sleep(LOOK_AFTER_SECONDS)
     held[0].go.set()
     done = follow(client, {"it": id_}, deadline_seconds=60)["it"]
     assert done.state is not None
