@@ -69,6 +69,8 @@ def open_publisher(
             f"{group.size} ranks write a run together, and none of them has the whole model, which other layouts are "
             "written from. Nothing was published; leave the layout out, or push from one rank with ranks='alone'."
         )
+    for export in exports:
+        export.demand(checkpoint.specs())
     if signer is not None and trust is None:
         trust = Trust((signer.public,))
     shared = group.round()
@@ -126,7 +128,7 @@ def open_publisher(
                 hand_over=hand_over,
             )
             for export in exports:
-                export.begin(publisher.version, publisher.specs)
+                export.begin(publisher.version)
             try:
                 publisher.follow()
             except VersionRetired as error:

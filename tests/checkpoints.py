@@ -33,6 +33,11 @@ def tiny_weights(seed: int = 0) -> dict[str, Any]:
     }
 
 
+def half_weights(seed: int = 0) -> dict[str, Any]:
+    """The same tensors, all of them half floats."""
+    return {name: array.astype(np.float16) for name, array in tiny_weights(seed).items()}
+
+
 def trained(weights: Weights, seed: int, *, share: float = 0.1, only: tuple[str, ...] | None = None) -> dict[str, Any]:
     """The weights after a step in which some bits of some elements changed: at least one of each tensor's."""
     rng = np.random.default_rng(seed)

@@ -3,10 +3,14 @@ must not know where the old bytes come from."""
 
 from collections.abc import Sequence
 
+import structlog
+
 from weighbridge.errors import ManifestCorrupt, VersionUnknown
 from weighbridge.storage.codecs.contract import Bytes
 from weighbridge.storage.peers.contract import ForeignVersion, Layout, Specs
 from weighbridge.storage.stores.contract import Store
+
+log = structlog.get_logger("weighbridge.peers")
 
 MOST_VERSIONS = 1 << 16
 """More than this many versions are not folded at once: nobody is that far behind, and each is held open."""
@@ -14,6 +18,7 @@ MOST_VERSIONS = 1 << 16
 
 def chain(layout: Layout, store: Store, *, after: int, upto: int, specs: Specs) -> tuple[ForeignVersion, ...]:
     """The versions that lead from `after` to `upto`, oldest first: deltas, or a whole state and the deltas after it.
+    Numbers that a publisher skipped are stepped over.
 
     Raises VersionUnknown where the chain has a gap that no whole state bridges, and what opening a version raises.
     """
@@ -24,12 +29,16 @@ def chain(layout: Layout, store: Store, *, after: int, upto: int, specs: Specs) 
             version = layout.open(store, at, specs)
         except VersionUnknown:
             whole = layout.whole(store, after=after, upto=upto, specs=specs)
-            if whole is None:
-                raise
-            kept = [one for one in found if one.version > whole.version]
-            if (kept[-1].base if kept else upto) != whole.version:
-                raise  # the gap lies above the newest whole state
-            return (whole, *reversed(kept))
+            if whole is not None:
+                kept = [one for one in found if one.version > whole.version]
+                if (kept[-1].base if kept else upto) == whole.version:
+                    return (whole, *reversed(kept))
+            below = layout.below(store, at) if found and found[-1].skips else 0
+            if not below:
+                raise  # a version is lost, and no whole state stands above it
+            log.warning("numbers that are not there changed nothing", layout=layout.name, above=below, upto=at)
+            at = max(after, below)
+            continue
         found.append(version)
         if version.base is None:
             return tuple(reversed(found))

@@ -43,9 +43,11 @@ class ForeignVersion(ABC):
     """One version as it stands in a store, its description read and checked, its tensors not yet. Thread-safe.
 
     `base` is the version that it changes; None where it is a whole state. `names` are the tensors that it has bytes of.
+    `skips`: its publisher leaves numbers out in which nothing changed, so those right below it may be missing.
     """
 
     version: int
+    skips: bool = False
     base: int | None
     names: tuple[str, ...]
 
@@ -74,6 +76,10 @@ class Layout(ABC):
     def whole(self, store: Store, *, after: int, upto: int, specs: Specs) -> ForeignVersion | None:
         """The newest whole state above `after` and up to `upto` that stands beside deltas; None where there is none."""
         return None
+
+    def below(self, store: Store, version: int) -> int:
+        """The newest version that stands below one, for publishers that skip numbers; 0 when there is none."""
+        return 0
 
     def demand(self, specs: Specs, writing: Writing) -> None:
         """Raises UsageError for tensors that this layout cannot carry, before anything is published."""

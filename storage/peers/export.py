@@ -23,10 +23,13 @@ class Export:
     store: Store
     writing: Writing
 
-    def begin(self, version: int, specs: Specs) -> None:
-        """Raises UsageError unless the layout can carry the tensors, and has all that a publisher whose snapshot begins
-        at `version` can no longer write."""
+    def demand(self, specs: Specs) -> None:
+        """Raises UsageError unless the layout can carry the tensors. Asked before anything is published."""
         self.layout.demand(specs, self.writing)
+
+    def begin(self, version: int) -> None:
+        """Raises UsageError unless the store has all that a publisher whose snapshot begins at `version` can no longer
+        write."""
         if version > 0 and not self.layout.stands(self.store, version):
             raise UsageError(
                 f"{self.store.url} lacks version {version} of layout {self.layout.name}, where this trainer begins: "

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ _FORMAT, _VERSION = "sparse_weight_patch", "1"
 _RAW, _GAPS = "raw", "gap_delta"
 _INDEX_WIDTHS = {_RAW: {"I32": 4}, _GAPS: {"U16": 2, "U32": 4}}
 _MOST_ELEMENTS = 1 << 31
+_FOLDERS = ("deltas", "anchors")
+_BEFORE = "prev_model_version"
+"""We write it, since we leave no number out; TRL does not, and skips the numbers in which nothing changed."""
 
 
 def _delta_key(version: int) -> str:
@@ -63,6 +67,9 @@ class _Delta(_Patch):
     def __init__(self, store: Store, version: int, specs: Specs) -> None:
         super().__init__(store, _delta_key(version), version, specs)
         self.base = version - 1
+        self.skips = _BEFORE not in self._meta
+        if self._meta.get(_BEFORE, str(self.base)) != str(self.base):
+            raise self._wrong(f"it goes on from version {self._meta[_BEFORE][:40]!r}")
         encoding = self._meta.get("encoding", "")
         if encoding not in _INDEX_WIDTHS:
             raise self._wrong(f"index encoding {encoding[:40]!r} is not known here ({', '.join(_INDEX_WIDTHS)})")
@@ -107,12 +114,15 @@ class _Delta(_Patch):
 class _Anchor(_Patch):
     def __init__(self, store: Store, version: int, specs: Specs) -> None:
         super().__init__(store, _anchor_key(version), version, specs)
-        self.base = None
         self.names = self._known(self._payload.header.tensors)
-        if missing := sorted(specs.keys() - set(self.names)):
+        self.skips = _BEFORE not in self._meta
+        missing = sorted(specs.keys() - set(self.names))
+        if missing and not self.skips:
             raise self._wrong(f"an anchor is whole, and it lacks {', '.join(map(repr, missing[:3]))}")
-        for name, spec in specs.items():
-            found = self._payload.spec(name)
+        # TRL's own, after the first, have those tensors alone that changed in their step.
+        self.base = version - 1 if missing else None
+        for name in self.names:
+            spec, found = specs[name], self._payload.spec(name)
             if (found.dtype, found.shape) != (spec.dtype, spec.shape):
                 raise self._wrong(f"{name!r} is {found.dtype} {list(found.shape)} there and another in the base")
 
@@ -128,24 +138,32 @@ class Trl(Layout):
 
     def newest(self, store: Store) -> int:
         """See Layout."""
-        return max([0, *_steps(store, "deltas")[:1], *_steps(store, "anchors")[:1]])
+        return max((at for folder in _FOLDERS for at in _steps(store, folder)[:1]), default=0)
 
     def open(self, store: Store, version: int, specs: Specs) -> ForeignVersion:
         """See Layout."""
-        try:
-            return _Delta(store, version, specs)
-        except ObjectMissing as error:
-            raise VersionUnknown(
-                f"{store.url} has no delta {version} of layout {self.name}. Nothing was read."
-            ) from error
+        for kind in (_Delta, _Anchor):  # TRL publishes an anchor instead of a delta, we beside one
+            with suppress(ObjectMissing):
+                return kind(store, version, specs)
+        raise VersionUnknown(f"{store.url} has no version {version} of layout {self.name}. Nothing was read.")
 
     def whole(self, store: Store, *, after: int, upto: int, specs: Specs) -> ForeignVersion | None:
         """See Layout."""
-        found = next((version for version in _steps(store, "anchors") if after < version <= upto), None)
-        return None if found is None else _Anchor(store, found, specs)
+        anchors = (_Anchor(store, at, specs) for at in _steps(store, "anchors") if after < at <= upto)
+        return next((anchor for anchor in anchors if anchor.base is None), None)
+
+    def below(self, store: Store, version: int) -> int:
+        """See Layout."""
+        return max((at for folder in _FOLDERS for at in _steps(store, folder) if at < version), default=0)
 
     def demand(self, specs: Specs, writing: Writing) -> None:
-        """See Layout."""
+        """See Layout. TRL's receiver joins the values of a delta's tensors, which only values of one dtype survive."""
+        dtypes = sorted({spec.dtype for spec in specs.values() if spec.nbytes})
+        if len(dtypes) > 1:
+            raise UsageError(
+                f"tensors of {', '.join(dtypes)} cannot be published in layout trl, whose receiver takes deltas of one "
+                "dtype alone. Nothing was published; leave layout trl out."
+            )
         for spec in specs.values():
             units = spec.nbytes // item_bytes(spec.dtype)
             if units >= _MOST_ELEMENTS or units != spec.elements:
@@ -202,6 +220,7 @@ def _metadata(version: int, *, sparse: bool, tensors: int, changed: int, element
         "version": _VERSION,
         "sparse": str(sparse),
         "model_version": str(version),
+        _BEFORE: str(version - 1),
         "num_changed_params": str(tensors),
         "total_changed_elements": str(changed),
         "total_elements": str(elements),

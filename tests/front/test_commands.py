@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
-from tests.checkpoints import tiny_weights, trained, write_checkpoint
+from tests.checkpoints import half_weights, tiny_weights, trained, write_checkpoint
 from tests.faults.faulty_store import flipped
 from tests.flows.conftest import until
 from tests.storage.long_runs import LongRun
@@ -32,8 +32,8 @@ LOG_FIELDS = {"version", "parent", "kind", "digest", "tensors"} | {
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """base, v1, v2, v3: a chain of checkpoint folders."""
-    weights = tiny_weights()
+    """base, v1, v2, v3: a chain of checkpoint folders, of one dtype, so that every layout carries them."""
+    weights = half_weights()
     write_checkpoint(tmp_path / "base", weights)
     for version in (1, 2, 3):
         weights = trained(weights, version)

@@ -103,17 +103,21 @@ def skyrl(
     return folder
 
 
-def _trl_meta(version: int, sparse: bool, encoding: str) -> dict[str, str]:
-    return {
+def _trl_meta(version: int, sparse: bool, encoding: str, before: bool) -> dict[str, str]:
+    meta = {
         "format": "sparse_weight_patch",
         "version": "1",
         "sparse": str(sparse),
         "model_version": str(version),
         "encoding": encoding,
     }
+    return meta | {"prev_model_version": str(version - 1)} if before else meta
 
 
-def trl(root: Path, version: int, old: Weights, new: Weights, encoding: str = "gap_delta") -> Path:
+def trl(
+    root: Path, version: int, old: Weights, new: Weights, encoding: str = "gap_delta", before: bool = False
+) -> Path:
+    """`before`: with the field by which no number is left out."""
     tensors: dict[str, Any] = {}
     for name in changed_of(old, new):
         a, b = old[name].reshape(-1), new[name].reshape(-1)
@@ -127,14 +131,14 @@ def trl(root: Path, version: int, old: Weights, new: Weights, encoding: str = "g
             tensors[f"{name}.idx"] = np.array(gaps, np.uint16 if max(gaps) < 65536 else np.uint32)
     path = root / "deltas" / f"step_{version:06d}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata=_trl_meta(version, True, encoding))
+    save_file(tensors, path, metadata=_trl_meta(version, True, encoding, before))
     return path
 
 
-def trl_anchor(root: Path, version: int, new: Weights) -> Path:
+def trl_anchor(root: Path, version: int, new: Weights, before: bool = False) -> Path:
     path = root / "anchors" / f"step_{version:06d}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(dict(new), path, metadata=_trl_meta(version, False, "gap_delta"))
+    save_file(dict(new), path, metadata=_trl_meta(version, False, "gap_delta", before))
     return path
 
 
@@ -187,7 +191,7 @@ def receive_trl(root: Path, version: int, old: Mapping[str, bytes]) -> dict[str,
     with safe_open(root / "deltas" / f"step_{version:06d}.safetensors", "np") as file:
         meta = file.metadata()
         assert (meta["format"], meta["version"], meta["sparse"]) == ("sparse_weight_patch", "1", "True")
-        assert meta["model_version"] == str(version)
+        assert (meta["model_version"], meta["prev_model_version"]) == (str(version), str(version - 1))
         for key in (key for key in file.keys() if key.endswith(".val")):  # noqa: SIM118
             values, at = file.get_tensor(key), -1
             for k, gap in enumerate(file.get_tensor(key.removesuffix(".val") + ".idx").tolist()):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.checkpoints import trained
 from tests.flows.conftest import until
-from tests.peers.test_writing import export
+from tests.peers.test_writing import export, run_for
 from tests.replica.runs import tensors_of
-from tests.storage.publishing import Run, bytes_of, push
+from tests.storage.publishing import bytes_of, push
 
 from weighbridge.storage.peers.registry import LAYOUTS
 from weighbridge.storage.stores import open_store
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fleet
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_host_process_follows_a_root_of_a_neighbours_layout_alone(layout: str, tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = run_for(layout, tmp_path)
     theirs, current = tmp_path / "theirs", tmp_path / "R" / "current"
     publisher = run.open(exports=[export(run, layout, store=open_store(str(theirs)))])
     weights = trained(run.base_weights, 1)

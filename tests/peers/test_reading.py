@@ -35,6 +35,7 @@ WRITERS: dict[str, tuple[str, Write, dict[str, Any]]] = {
     "skyrl, its older manifests": ("skyrl", handmade.skyrl, {"older": True}),
     "trl gaps": ("trl", handmade.trl, {}),
     "trl raw": ("trl", handmade.trl, {"encoding": "raw"}),
+    "trl, no number left out": ("trl", handmade.trl, {"before": True}),
 }
 
 
@@ -155,7 +156,9 @@ def test_a_version_that_is_not_finished_is_not_seen(neighbour: Neighbour) -> Non
         assert neighbour.pull().version == 1
 
 
-def test_a_gap_is_refused_and_an_older_version_stays(neighbour: Neighbour) -> None:
+@pytest.mark.parametrize("writer", WRITERS.keys() - {"trl gaps", "trl raw"})
+def test_a_gap_is_refused_and_an_older_version_stays(writer: str, tmp_path: Path) -> None:
+    neighbour = Neighbour(tmp_path, *WRITERS[writer])
     neighbour.publish()
     neighbour.pull()
     gone = neighbour.publish()
@@ -166,19 +169,62 @@ def test_a_gap_is_refused_and_an_older_version_stays(neighbour: Neighbour) -> No
     assert neighbour.serves() == 1
 
 
-def test_anchors_lead_over_gaps_and_must_be_complete(tmp_path: Path) -> None:
+def test_anchors_lead_over_gaps(tmp_path: Path) -> None:
     neighbour = Neighbour(tmp_path, "trl", handmade.trl, {})
     made = [neighbour.publish() for _ in range(4)]
     for path in made[:3]:
         path.unlink()
-    anchor = handmade.trl_anchor(neighbour.root, 3, neighbour.states[3])
+    handmade.trl_anchor(neighbour.root, 3, neighbour.states[3])
     assert (neighbour.pull().version, neighbour.serves()) == (4, 4)
-    shutil.rmtree(neighbour.folder)
+
+
+def test_our_own_anchors_must_be_complete(tmp_path: Path) -> None:
+    neighbour = Neighbour(tmp_path, "trl", handmade.trl, {"before": True})
+    for path in [neighbour.publish() for _ in range(3)]:
+        path.unlink()
     lacking = dict(neighbour.states[3])
     del lacking["mask"]
-    anchor.unlink()
-    handmade.trl_anchor(neighbour.root, 3, lacking)
+    handmade.trl_anchor(neighbour.root, 3, lacking, before=True)
     with pytest.raises(CorruptData, match="anchor is whole"):
+        neighbour.pull()
+
+
+def test_an_anchor_of_trl_that_stands_instead_of_a_delta_has_what_changed_in_its_step(tmp_path: Path) -> None:
+    """TRL's first anchor is whole; every later one has the tensors of its step, whole, and no delta beside it."""
+    neighbour = Neighbour(tmp_path, "trl", handmade.trl, {})
+    neighbour.publish().unlink()
+    handmade.trl_anchor(neighbour.root, 1, neighbour.states[1])
+    neighbour.publish()
+    neighbour.publish(only=("embed.weight", "mask")).unlink()
+    handmade.trl_anchor(neighbour.root, 3, {name: neighbour.states[3][name] for name in ("embed.weight", "mask")})
+    neighbour.publish()
+    for version in (1, 2, 3, 4):
+        assert (neighbour.pull(version=version).version, neighbour.serves()) == (version, version)
+    shutil.rmtree(neighbour.folder)
+    assert (neighbour.pull().version, neighbour.serves()) == (4, 4)
+    shutil.rmtree(neighbour.folder)
+    (neighbour.root / "anchors" / "step_000001.safetensors").unlink()
+    with pytest.raises(VersionUnknown):
+        neighbour.pull()  # what it lacks stands nowhere
+
+
+def test_numbers_that_trl_left_out_changed_nothing(tmp_path: Path) -> None:
+    neighbour = Neighbour(tmp_path, "trl", handmade.trl, {})
+    neighbour.publish().unlink()
+    handmade.trl_anchor(neighbour.root, 1, neighbour.states[1])
+    for _ in (2, 3):
+        neighbour.publish(only=()).unlink()
+    neighbour.publish()
+    assert neighbour.pull(version=1).version == 1
+    assert (neighbour.pull().version, neighbour.serves()) == (4, 4)
+    shutil.rmtree(neighbour.folder)
+    assert (neighbour.pull().version, neighbour.serves()) == (4, 4)
+    with pytest.raises(VersionUnknown):
+        verify_peer(get_layout("trl"), open_store(str(neighbour.root)), base=neighbour.base, version=3)
+    # Where nothing at all stands below, more was lost than steps without a change.
+    shutil.rmtree(neighbour.folder)
+    (neighbour.root / "anchors" / "step_000001.safetensors").unlink()
+    with pytest.raises(VersionUnknown):
         neighbour.pull()
 
 

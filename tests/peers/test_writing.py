@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.checkpoints import Weights, tiny_weights, trained
+from tests.checkpoints import Weights, half_weights, tiny_weights, trained
 from tests.faults.faulty_store import Fault, FaultyStore, Killed
 from tests.peers import handmade
 from tests.storage.publishing import Run, assert_sound, bytes_of, push
@@ -38,6 +38,11 @@ CASES: dict[str, tuple[str, Receive, dict[str, Any]]] = {
 }
 
 
+def run_for(layout: str, folder: Path) -> Run:
+    """A run whose tensors that layout carries."""
+    return Run(folder, base_weights=half_weights() if layout == "trl" else tiny_weights())
+
+
 def export(run: Run, layout: str, *, store: Store | None = None, **options: Any) -> Export:
     writing = Writing(run.folder / "peer-spool", LocalDisk("process"), run.clock, **options)
     return Export(get_layout(layout), store or run.store, writing)
@@ -46,7 +51,7 @@ def export(run: Run, layout: str, *, store: Store | None = None, **options: Any)
 @pytest.mark.parametrize("case", CASES)
 def test_a_receiver_of_each_layout_makes_the_same_weights(case: str, tmp_path: Path) -> None:
     layout, receive, options = CASES[case]
-    run = Run(tmp_path)
+    run = run_for(layout, tmp_path)
     exports = [export(run, layout, **options)]
     publisher = run.open(exports=exports)
     states: list[Weights] = [run.base_weights]
@@ -69,7 +74,8 @@ def test_a_receiver_of_each_layout_makes_the_same_weights(case: str, tmp_path: P
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_our_own_hosts_read_what_we_write(layout: str, tmp_path: Path) -> None:
-    run, weights = Run(tmp_path), tiny_weights()
+    run = run_for(layout, tmp_path)
+    weights = run.base_weights
     publisher = run.open(exports=[export(run, layout)])
     for version in (1, 2, 3):
         weights = trained(weights, version)
@@ -81,7 +87,8 @@ def test_our_own_hosts_read_what_we_write(layout: str, tmp_path: Path) -> None:
 
 
 def test_trl_anchors_are_whole_and_come_every_so_many_versions(tmp_path: Path) -> None:
-    run, weights = Run(tmp_path), tiny_weights()
+    run = run_for("trl", tmp_path)
+    weights = run.base_weights
     publisher = run.open(exports=[export(run, "trl", anchors=2)])
     for version in (1, 2, 3):
         weights = trained(weights, version)
@@ -95,7 +102,7 @@ def test_trl_anchors_are_whole_and_come_every_so_many_versions(tmp_path: Path) -
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_store_that_fails_is_told_and_the_next_push_writes_the_version_first(layout: str, tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = run_for(layout, tmp_path)
     theirs = FaultyStore(run.store, Fault("*", "denied", times=10**6))
     receive = next(receive for name, receive, _ in CASES.values() if name == layout)
     publisher = run.open(exports=[export(run, layout, store=theirs)])
@@ -114,7 +121,7 @@ def test_a_store_that_fails_is_told_and_the_next_push_writes_the_version_first(l
 def test_whoever_dies_while_writing_for_a_neighbour_is_followed_by_one_who_ends_it(layout: str, tmp_path: Path) -> None:
     receive = next(receive for name, receive, _ in CASES.values() if name == layout)
     for call in range(20):
-        run = Run(tmp_path / str(call))
+        run = run_for(layout, tmp_path / str(call))
         theirs = FaultyStore(run.store, Fault("*", "kill" if call % 2 else "kill before", skip=call))
         first = trained(run.base_weights, 1)
         try:
@@ -154,8 +161,17 @@ def test_a_tensor_that_u32_positions_cannot_reach_is_refused_and_nothing_is_visi
         run.open(exports=[export(run, "pull-weights", encoding="overwrite")])
     run.open(exports=[export(run, "pull-weights")])
     monkeypatch.setattr(trl, "_MOST_ELEMENTS", 100)
+    halves = run_for("trl", tmp_path / "halves")
     with pytest.raises(UsageError, match="leave layout trl out"):
+        halves.open(exports=[export(halves, "trl")])
+
+
+def test_a_delta_of_several_dtypes_which_trl_refuses_is_never_written(tmp_path: Path) -> None:
+    """Its receiver joins the values of all tensors into one row, which gives some of them another dtype."""
+    run = Run(tmp_path)
+    with pytest.raises(UsageError, match="BOOL, F16, F32, I64"):
         run.open(exports=[export(run, "trl")])
+    assert not (tmp_path / "root" / "run.json").exists()
 
 
 def test_a_layout_that_lacks_what_an_anchor_skips_is_refused_at_the_start(tmp_path: Path) -> None:
