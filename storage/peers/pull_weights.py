@@ -4,7 +4,7 @@ docs/PEERS.md gives its bytes."""
 import json
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,7 +41,9 @@ def _index(version: int) -> str:
 
 
 class _Files(ForeignVersion):
-    """What an index names: tensors by file."""
+    """What an index names: tensors by file. Where it is `exact`, the files have no others."""
+
+    exact: ClassVar[bool] = False
 
     def __init__(self, store: Store, version: int, document: dict[str, Any], specs: Specs) -> None:
         self._store, self.version, self._specs, self._where = store, version, specs, _index(version)
@@ -52,6 +54,9 @@ class _Files(ForeignVersion):
         if strangers := sorted(self._files.keys() - specs.keys()):
             raise self._wrong(f"it has tensors that the base has not: {', '.join(map(repr, strangers[:3]))}")
         self.names = tuple(sorted(self._files))
+        self._named: dict[str, set[str]] = {}
+        for name, file in self._files.items():
+            self._named.setdefault(file, set()).add(name)
         self._open: dict[str, Payload] = {}
 
     def _payload(self, name: str) -> Payload:
@@ -61,6 +66,8 @@ class _Files(ForeignVersion):
                 self._open[file] = Payload(self._store, f"{_folder(self.version)}/{file}")
             except ObjectMissing as error:
                 raise self._wrong(f"its file {file} is missing") from error
+            if self.exact and self._open[file].header.tensors.keys() != self._named[file]:
+                raise self._wrong(f"its file {file} has other tensors than it says")
         return self._open[file]
 
     def _wrong(self, why: str) -> ManifestCorrupt:
@@ -68,6 +75,8 @@ class _Files(ForeignVersion):
 
 
 class _Delta(_Files):
+    exact = True  # receivers differ in whether they apply what the index leaves out
+
     def __init__(self, store: Store, version: int, document: dict[str, Any], specs: Specs) -> None:
         super().__init__(store, version, document, specs)
         meta = document["metadata"]
