@@ -153,6 +153,7 @@ def verify(
         and --base: a neighbour's version, or an HF folder that should be its newest.
     """
     settings = settings_of(("store",), store=store, trust=trust, layout=layout, base=base)
+    logs.to_stderr(json_lines=settings.log_json)
     if layout is not None:
         _verify_neighbour(settings, target, json=json)
         return
