@@ -59,7 +59,7 @@ class FullDecoder(Decoder):
         self._parts = tuple(parts)
         frames = [_frame_count(part) for part in parts]
         self._first = np.concatenate([[0], np.cumsum(frames, dtype=np.int64)])
-        sizes = streams.decompress(extents, 4 * sum(frames)).view("<u4").astype(np.int64)
+        sizes = streams.numbers(extents, sum(frames))
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         if self._starts[-1] != len(self._planes):
             raise PayloadCorrupt("full: the frames do not fill their stream; nothing was written")

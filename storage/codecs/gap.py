@@ -106,7 +106,7 @@ class GapDecoder(Decoder):
 
     def __init__(self, data: Mapping[str, memoryview], parts: Sequence[PartShape]) -> None:
         extents, gaps, steps, *wide = streams.take(data, _STREAMS)
-        counts = streams.decompress(extents, 12 * len(parts)).view("<u4").reshape(-1, 3).astype(np.int64)
+        counts = streams.numbers(extents, 3 * len(parts)).reshape(-1, 3)
         self._stretches, used = _lay_out(counts, parts)
         self._gaps = streams.decompress(gaps, used["gaps"])
         self._steps = streams.decompress(steps, used["steps"])

@@ -64,7 +64,7 @@ class OverwriteDecoder(Decoder):
     def __init__(self, data: Mapping[str, memoryview], parts: Sequence[PartShape]) -> None:
         extents, positions, values = streams.take(data, _STREAMS)
         self._parts = tuple(parts)
-        counts = streams.decompress(extents, 4 * len(parts)).view("<u4").astype(np.int64).tolist()
+        counts = streams.numbers(extents, len(parts)).tolist()
         if any(count > count_elements(part) for count, part in zip(counts, parts, strict=True)):
             raise PayloadCorrupt("overwrite: more elements than a part has; nothing was written")
         sizes = [count * item_bytes(part.dtype) for count, part in zip(counts, parts, strict=True)]

@@ -63,6 +63,11 @@ def decompress_bounded(frame: memoryview, most: int) -> Bytes:
     return decompress(frame, size)
 
 
+def numbers(frame: memoryview, count: int) -> npt.NDArray[np.int64]:
+    """The frame's content, which must be so many u32. Raises PayloadCorrupt."""
+    return decompress(frame, 4 * count).view("<u4").astype(np.int64)
+
+
 def take(streams: Mapping[str, memoryview], names: tuple[str, ...]) -> tuple[memoryview, ...]:
     """The streams of these names, which must be all there are. Raises PayloadCorrupt."""
     if set(streams) != set(names):

@@ -61,7 +61,7 @@ class XorDecoder(Decoder):
         self._parts = tuple(parts)
         for part in parts:
             count_elements(part)
-        sizes = streams.decompress(extents, 4 * len(parts)).view("<u4").astype(np.int64)
+        sizes = streams.numbers(extents, len(parts))
         self._starts = [0, *np.cumsum(sizes).tolist()]
         if self._starts[-1] != len(self._frames):
             raise PayloadCorrupt("xor: the frames do not fill their stream; nothing was written")
