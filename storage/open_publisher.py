@@ -20,7 +20,7 @@ from weighbridge.storage.ranks import FIRST, Alone, Ranks
 from weighbridge.storage.replica.room import Kind, open_room
 from weighbridge.storage.resume import first_snapshot
 from weighbridge.storage.share import Share, empty_snapshot
-from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust
+from weighbridge.storage.signing import SIGNED_DIGEST, Signer, Trust, is_signed
 from weighbridge.storage.stores.contract import Store
 from weighbridge.storage.stores.probe import probe
 from weighbridge.values import Manifest
@@ -93,6 +93,11 @@ def open_publisher(
                 raise UsageError(
                     f"run {run.run_id} has {run.digest_kind} digests, which an enemy can forge: signing needs "
                     f"{SIGNED_DIGEST}. Nothing was published; sign a fresh root from its first version on."
+                )
+            if signer is None and is_signed(Lineage(store).manifest(0)):
+                raise UsageError(
+                    f"run {run.run_id} is signed, and hosts that trust its key believe no version that is not, nor any "
+                    "after it. Nothing was published; sign with the run's key (`--sign KEY`)."
                 )
             shared.post("opened", writer)
         else:

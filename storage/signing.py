@@ -72,6 +72,11 @@ class PublicKey:
         return True
 
 
+def is_signed(head: Manifest) -> bool:
+    """Whether a manifest has a signature at all, be it whose it may."""
+    return set(head.signature) != {"0"}
+
+
 @dataclass(frozen=True, slots=True)
 class Trust:
     """The keys whose versions a reader believes (several while one is replaced by the next), and how many seconds old,
@@ -85,7 +90,7 @@ class Trust:
         state that a signed version names. Raises NotTrusted, Unsigned, ForeignSignature."""
         if head.kind == "anchor":
             return
-        if set(head.signature) == {"0"}:
+        if not is_signed(head):
             raise Unsigned(
                 f"{where} is not signed, and only versions signed by {self._names} are believed here. Nothing was "
                 "written; have the trainer sign (`--sign KEY`), from a fresh root on."
@@ -142,10 +147,18 @@ def make_key(path: Path, *, disk: Disk) -> PublicKey:
 def read_signer(path: Path) -> Signer:
     """The private key in a file that only its owner can read. Raises UsageError."""
     data = _read(path, private=True)
+    if b"PUBLIC KEY" in data:
+        raise UsageError(
+            f"{path} is a public key: hosts trust it (`--trust`), and the trainer signs with the private one beside "
+            "it. Nothing was started."
+        )
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{path} is no private key that can be read here ({type(error).__name__}).") from None
+        raise UsageError(
+            f"{path} is no private key that can be read here ({type(error).__name__}). Nothing was started; "
+            "`weighbridge keygen` makes one."
+        ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{path} is no Ed25519 key; `weighbridge keygen` makes one. Nothing was started.")
     return Signer(key)
@@ -158,10 +171,18 @@ def read_trust(paths: Iterable[Path], *, max_age_seconds: float | None = None) -
 
 def _read_public(path: Path) -> PublicKey:
     data = _read(path, private=False)
+    if b"PRIVATE KEY" in data:
+        raise UsageError(
+            f"{path} is a private key: it stays with the trainer (`--sign`), and hosts trust the public one, "
+            f"{path.name}.pub. Nothing was started."
+        )
     try:
         key = load_pem_public_key(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{path} is no public key that can be read here ({type(error).__name__}).") from None
+        raise UsageError(
+            f"{path} is no public key that can be read here ({type(error).__name__}). Nothing was started; "
+            "`weighbridge keygen` makes one."
+        ) from None
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(f"{path} is no Ed25519 key; `weighbridge keygen` makes one. Nothing was started.")
     return PublicKey(key.public_bytes(Encoding.Raw, PublicFormat.Raw))
@@ -170,9 +191,9 @@ def _read_public(path: Path) -> PublicKey:
 def _read(path: Path, *, private: bool) -> bytes:
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if private and stat.S_IMODE(mode) & 0o077:
-                raise UsageError(f"{path} can be read by others than its owner: chmod 600 it. Nothing was started.")
-            return file.read(_MOST_KEY_BYTES)
+            mode, data = os.fstat(file.fileno()).st_mode, file.read(_MOST_KEY_BYTES)
     except OSError as error:
         raise UsageError(f"the key {path} cannot be read: {error.strerror}. Nothing was started.") from error
+    if private and stat.S_IMODE(mode) & 0o077 and b"PUBLIC KEY" not in data:
+        raise UsageError(f"{path} can be read by others than its owner: chmod 600 it. Nothing was started.")
+    return data

@@ -13,6 +13,7 @@ from tests.peers import handmade
 from tests.replica.runs import digest_tree, tensors_of
 from tests.storage.publishing import bytes_of
 
+from weighbridge.cli import main
 from weighbridge.errors import CorruptData, DigestMismatch, UsageError, VersionUnknown
 from weighbridge.storage.checkpoint import open_checkpoint
 from weighbridge.storage.peers.pull import bring_up_from_peer
@@ -208,7 +209,7 @@ def test_an_anchor_of_trl_that_stands_instead_of_a_delta_has_what_changed_in_its
         neighbour.pull()  # what it lacks stands nowhere
 
 
-def test_numbers_that_trl_left_out_changed_nothing(tmp_path: Path) -> None:
+def test_numbers_that_trl_left_out_changed_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     neighbour = Neighbour(tmp_path, "trl", handmade.trl, {})
     neighbour.publish().unlink()
     handmade.trl_anchor(neighbour.root, 1, neighbour.states[1])
@@ -221,6 +222,11 @@ def test_numbers_that_trl_left_out_changed_nothing(tmp_path: Path) -> None:
     assert (neighbour.pull().version, neighbour.serves()) == (4, 4)
     with pytest.raises(VersionUnknown):
         verify_peer(get_layout("trl"), open_store(str(neighbour.root)), base=neighbour.base, version=3)
+    words = ("4", "--layout", "trl", "--store", str(neighbour.root), "--base", str(neighbour.base), "--json")
+    with pytest.raises(SystemExit, match="0"):
+        main(("verify", *words))
+    said = capsys.readouterr()
+    assert json.loads(said.out)["ok"] and "changed nothing" in said.err  # the warning stays out of the answer
     # Where nothing at all stands below, more was lost than steps without a change.
     shutil.rmtree(neighbour.folder)
     (neighbour.root / "anchors" / "step_000001.safetensors").unlink()

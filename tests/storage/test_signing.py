@@ -89,11 +89,17 @@ def test_a_key_is_made_once_for_its_owner_alone_and_shown_to_nobody(tmp_path: Pa
     (tmp_path / "key").chmod(0o640)
     with pytest.raises(UsageError, match="chmod 600"):
         read_signer(tmp_path / "key")
-    for wrong in (tmp_path / "key.pub", tmp_path / "gone"):
-        with pytest.raises(UsageError):
-            read_signer(wrong)
-    with pytest.raises(UsageError):
-        read_trust([tmp_path / "gone"])
+    with pytest.raises(UsageError, match="is a public key"):
+        read_signer(tmp_path / "key.pub")
+    with pytest.raises(UsageError, match="is a private key"):
+        read_trust([tmp_path / "key"])
+    (tmp_path / "text").write_text("-----BEGIN NOTHING-----")
+    (tmp_path / "text").chmod(0o600)
+    for name, why in (("gone", "cannot be read"), ("text", "weighbridge keygen")):
+        with pytest.raises(UsageError, match=why):
+            read_signer(tmp_path / name)
+        with pytest.raises(UsageError, match=why):
+            read_trust([tmp_path / name])
 
 
 def test_a_signed_run_is_published_followed_and_audited_by_its_keys_alone(tmp_path: Path) -> None:
@@ -116,6 +122,19 @@ def test_a_signed_run_is_published_followed_and_audited_by_its_keys_alone(tmp_pa
     assert found.findings[0].key == manifest_key(3)
     with pytest.raises(ForeignSignature):
         lineage.manifest(3)
+
+
+def test_who_forgets_the_key_of_a_signed_run_publishes_nothing(tmp_path: Path) -> None:
+    """One unsigned version would end the run for every host that trusts its key."""
+    signer, trust = keys(tmp_path)
+    run = Run(tmp_path)
+    run.open(signer=signer, digest_kind="blake3")
+    for options in ({}, {"digest_kind": "blake3"}, {"trust": trust}):
+        with pytest.raises(UsageError, match="is signed"):
+            run.open(**options)
+    assert Lineage(run.store, trust=trust).head() == 0
+    push(run.open(signer=signer, digest_kind="blake3"), trained(tiny_weights(), 1))
+    assert Lineage(run.store, trust=trust).head() == 1
 
 
 def test_a_manifest_of_another_version_is_a_replay(tmp_path: Path) -> None:

@@ -20,4 +20,4 @@ def keygen(key: Path, *, json: Json = False) -> None:
     if json:
         print_json({"key": key, "public": key.with_name(key.name + ".pub"), "name": public.name})
     else:
-        print_line(f"key {public.name}: {key} stays with the trainer, {key.name}.pub goes to the hosts")
+        print_line(f"key {public.name}: {key} stays with the trainer, {key}.pub goes to the hosts")
