@@ -309,7 +309,8 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**{k: v for k, v in arguments.items() if v is not None})
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        said = [(".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+        faults = "; ".join(f"{name}: {why}" if name else why for name, why in said)
         raise UsageError(f"settings that cannot be right: {faults}. Nothing was started.") from error
     except (SettingsError, ValueError, RecursionError) as error:  # a variable that is no JSON, a file that is no TOML
         raise UsageError(f"settings that cannot be read: {error}. Nothing was started.") from error

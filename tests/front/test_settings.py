@@ -47,8 +47,10 @@ def test_a_variable_that_cannot_be_right_is_a_usage_error(
 def test_a_cluster_without_its_kind_and_a_layout_from_a_model_that_nobody_holds_are_contradictions() -> None:
     with pytest.raises(UsageError, match="dask or ray"):
         load_settings({"encode_address": "tcp://10.0.0.1:8786"})
-    with pytest.raises(UsageError, match="layout"):
+    with pytest.raises(UsageError, match="cannot be right: a layout is written"):
         load_settings({"encode_on": "ray", "layout": "trl"})
+    with pytest.raises(UsageError, match="right: no layout pullweights is known: pull-weights, skyrl, trl"):
+        load_settings({"layout": "pullweights"})
 
 
 @pytest.mark.parametrize(
