@@ -66,7 +66,7 @@ def bill(manifest: Manifest, seconds: Mapping[str, float]) -> str:
             f"{changed:,} of {manifest.model_elements:,} elements ({_share(changed, manifest.model_elements)})",
         ),
         ("tensors", f"{len({row.key.tensor for row in manifest.rows}):,} of {manifest.tensors:,}"),
-        ("on the wire", f"{wire:,} bytes in {len(manifest.shards)} shards"),
+        ("on the wire", f"{wire:,} bytes in {len(manifest.shards)} shard{'s' * (len(manifest.shards) != 1)}"),
         ("a changed element", f"{wire / changed:.2f} bytes" if changed else "nothing changed"),
         ("against the model", f"1 : {manifest.model_bytes / wire:,.0f}" if wire else f"{manifest.model_bytes:,} : 0"),
         ("state", f"`{manifest.state_digest[:16]}`"),

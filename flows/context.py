@@ -11,7 +11,7 @@ from typing import TypeVar
 from weighbridge.errors import ForeignRun, OrchestrationError
 from weighbridge.storage.retention import GRACE_SECONDS
 from weighbridge.storage.stores.contract import Store
-from weighbridge.tasks.host_attempt import Host
+from weighbridge.tasks.host import Host
 
 Known = TypeVar("Known")
 

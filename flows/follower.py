@@ -7,7 +7,8 @@ from collections.abc import Callable
 import structlog
 
 from weighbridge.storage.records import SERVED, pass_over, read_records
-from weighbridge.tasks.host_attempt import Host, HostAttempt, Prepared
+from weighbridge.tasks.host import Host, Prepared
+from weighbridge.tasks.host_attempt import HostAttempt
 
 log = structlog.get_logger("weighbridge.follower")
 

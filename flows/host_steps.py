@@ -14,6 +14,7 @@ from weighbridge.errors import WeighbridgeError
 from weighbridge.flows import names
 from weighbridge.flows.connection import UNREACHABLE
 from weighbridge.flows.context import host_here
+from weighbridge.flows.marks import mark_run
 from weighbridge.tasks.apply import apply
 from weighbridge.tasks.fetch import fetch
 from weighbridge.tasks.handle import Handle
@@ -35,6 +36,7 @@ class CancelAsked(WeighbridgeError):
 def take_turn(run: str, version: int, host: str, steps: Callable[[Handle[HostAttempt]], str]) -> State[Any]:
     """Carries out one attempt of a host of this process at a version; `steps` returns what to say when it is done."""
     here = host_here(host, run)
+    mark_run(run, version, host)
     with here.turn:
         attempt = HostAttempt(here, version)
         if attempt.is_superseded:

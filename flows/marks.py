@@ -20,12 +20,13 @@ def steps_unmarked() -> TagsContext:
     return TagsContext(current_tags=set())
 
 
-def mark_run(run: str, version: int) -> None:
+def mark_run(run: str, version: int, host: str | None = None) -> None:
     """Marks the calling flow run now, where it was not from the first, as when somebody started it from the UI."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
     ours, standing = {names.run_tag(run), names.version_tag(version)}, set(context.flow_run.tags)
+    ours |= set() if host is None else {names.host_tag(host)}
     if not ours <= standing:
         with SyncClientContext.get_or_create() as connection:
             connection.client.update_flow_run(context.flow_run.id, tags=sorted(standing | ours))

@@ -32,7 +32,7 @@ from weighbridge.flows.sweep import sweep
 from weighbridge.flows.sync_checkpoint import ensure_sync_checkpoint, sync_checkpoint
 from weighbridge.storage.digests import chain_digest
 from weighbridge.storage.stores.contract import Store
-from weighbridge.tasks.host_attempt import Host
+from weighbridge.tasks.host import Host
 
 log = structlog.get_logger("weighbridge.worker")
 

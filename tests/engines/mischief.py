@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.engines.real import Server
 
 from weighbridge.tasks.engines.contract import Engine
-from weighbridge.tasks.host_attempt import Host
+from weighbridge.tasks.host import Host
 
 
 class DiesAfter:

@@ -24,7 +24,8 @@ from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.publisher import Publisher
 from weighbridge.storage.replica import Replica
 from weighbridge.tasks.engines.contract import Engine
-from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.host import Host
+from weighbridge.tasks.host_attempt import HostAttempt
 from weighbridge.values import TensorSpec
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,8 @@ from weighbridge.storage.stores import open_store
 from weighbridge.tasks.cutover import CutOverFailed
 from weighbridge.tasks.engines.none import NoEngine
 from weighbridge.tasks.engines.restart import Restart
-from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.host import Host
+from weighbridge.tasks.host_attempt import HostAttempt
 from weighbridge.tasks.nodes import NodesBehind
 
 

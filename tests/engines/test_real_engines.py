@@ -34,7 +34,8 @@ from weighbridge.tasks.engines.guard import guarded
 from weighbridge.tasks.engines.restart import Restart
 from weighbridge.tasks.engines.spec import EngineSpec
 from weighbridge.tasks.engines.vllm import VllmEngine
-from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.host import Host
+from weighbridge.tasks.host_attempt import HostAttempt
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 

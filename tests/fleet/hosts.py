@@ -12,7 +12,7 @@ from weighbridge.flows.worker import WorkerOptions, serve_host
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.replica import open_replica
 from weighbridge.storage.stores import open_store
-from weighbridge.tasks.host_attempt import Host
+from weighbridge.tasks.host import Host
 
 FOLLOW_SECONDS = 2.0
 

@@ -21,7 +21,7 @@ from weighbridge.flows.context import using_store
 from weighbridge.flows.server import ServerInfo, ensure_server, stop_server
 from weighbridge.flows.worker import WorkerOptions, serve_host
 from weighbridge.storage.replica import open_replica
-from weighbridge.tasks.host_attempt import Host, HostReplica
+from weighbridge.tasks.host import Host, HostReplica
 
 ROOT = Path(__file__).parents[2]
 

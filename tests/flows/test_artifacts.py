@@ -16,7 +16,7 @@ def test_the_weigh_bill_names_what_changed_and_what_it_weighs(run: SmallRun) -> 
         f"## Version 1 of {run.run_id}",
         f"| changed | {manifest.changed_elements:,} of 6,144 elements ({manifest.changed_elements / 6144:.3%}) |",
         "| tensors | 3 of 3 |",
-        f"| on the wire | {manifest.wire_bytes:,} bytes in 1 shards |",
+        f"| on the wire | {manifest.wire_bytes:,} bytes in 1 shard |",
         f"| a changed element | {manifest.wire_bytes / manifest.changed_elements:.2f} bytes |",
         f"| against the model | 1 : {ratio:,.0f} |",
         "| encode | 0.250 s |",

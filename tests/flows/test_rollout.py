@@ -33,7 +33,7 @@ from weighbridge.flows.vitals import Vitals
 from weighbridge.flows.worker import WorkerOptions, serve_steward
 from weighbridge.storage.lineage import Lineage
 from weighbridge.storage.records import read_records
-from weighbridge.tasks.host_attempt import HostReplica
+from weighbridge.tasks.host import HostReplica
 
 Make = Callable[..., LocalHost]
 

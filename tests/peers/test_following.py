@@ -18,7 +18,7 @@ from weighbridge.storage.replica import open_replica
 from weighbridge.storage.stores import open_store
 from weighbridge.storage.stores.hooks import Hooks
 from weighbridge.tasks.engines.none import NoEngine
-from weighbridge.tasks.host_attempt import Host
+from weighbridge.tasks.host import Host
 
 
 def test_a_host_follows_looks_away_from_what_is_damaged_and_keeps_its_mirror_small(tmp_path: Path) -> None:

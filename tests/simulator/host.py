@@ -17,7 +17,8 @@ from tests.simulator.weather import Weather
 from weighbridge.errors import WeighbridgeError
 from weighbridge.flows.follower import Follower
 from weighbridge.storage.replica import Replica, open_replica
-from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.host import Host
+from weighbridge.tasks.host_attempt import HostAttempt
 
 FOREIGN = "replica/notes.txt"
 """A file in the replica's folder that is not ours."""

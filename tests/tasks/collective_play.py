@@ -29,7 +29,8 @@ from weighbridge.tasks.collective.desk import Address
 from weighbridge.tasks.collective.receiver import Receiver
 from weighbridge.tasks.collective.sender import Sender, Terms
 from weighbridge.tasks.engines.none import NoEngine
-from weighbridge.tasks.host_attempt import Host, HostAttempt
+from weighbridge.tasks.host import Host
+from weighbridge.tasks.host_attempt import HostAttempt
 from weighbridge.tasks.torch_ranks import ranks_of_process
 from weighbridge.values import TensorSpec
 

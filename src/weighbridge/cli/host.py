@@ -101,7 +101,7 @@ def _serve(settings: Settings, ready_file: Path | None, foreign: Literal["reseed
     from weighbridge.tasks.engines.choose import open_engine
     from weighbridge.tasks.engines.guard import guarded
     from weighbridge.tasks.engines.restart import Restart, await_engine
-    from weighbridge.tasks.host_attempt import Host
+    from weighbridge.tasks.host import Host
     from weighbridge.tasks.metrics import serve_metrics
     from weighbridge.transport import open_receiver
 
