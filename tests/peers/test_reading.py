@@ -254,6 +254,27 @@ def test_a_whole_checkpoint_among_deltas_is_read(index: bool, tmp_path: Path) ->
     assert (neighbour.pull().version, neighbour.serves()) == (2, 2)
 
 
+@pytest.mark.parametrize("index", [True, False])
+def test_a_whole_checkpoint_of_another_model_is_refused(index: bool, tmp_path: Path) -> None:
+    neighbour = Neighbour(tmp_path, "pull-weights", handmade.pull_weights, {})
+    folder = neighbour.publish()
+    right = neighbour.states[1]
+    for name, array in (
+        ("mask", None),
+        ("layers.0.norm.weight", right["layers.0.norm.weight"].view(np.int32)),
+        ("embed.weight", right["embed.weight"].reshape(16, 48)),
+    ):
+        shutil.rmtree(folder)
+        other = {**right, name: array}
+        write_checkpoint(folder, {key: value for key, value in other.items() if value is not None})
+        if index:
+            document = {"weight_map": {key: "model.safetensors" for key, value in other.items() if value is not None}}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+        with pytest.raises(CorruptData, match=name):
+            neighbour.pull()
+        assert neighbour.serves() == 0
+
+
 def test_the_wrong_base_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     neighbour = Neighbour(tmp_path, "skyrl", handmade.skyrl, {})
     neighbour.publish()

@@ -108,6 +108,16 @@ def test_a_tensor_that_an_index_leaves_out_of_a_file_is_not_left_out(tmp_path: P
     assert outcome(neighbour, 1) is None
 
 
+def test_a_tensor_that_stands_in_a_manifest_twice_is_refused(tmp_path: Path) -> None:
+    """SkyRL's receiver would apply both, and XOR twice is nothing."""
+    neighbour = Neighbour(tmp_path, *WRITERS["skyrl"])
+    neighbour.publish()
+    manifest = neighbour.publish() / "manifest.json"
+    whole = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(whole | {"tensors": [*whole["tensors"], whole["tensors"][0]]}))
+    assert outcome(neighbour, 1) is None
+
+
 def test_what_trl_files_cannot_tell_stays_in_its_tensor(tmp_path: Path) -> None:
     neighbour = Neighbour(tmp_path, *WRITERS["trl gaps"])
     neighbour.publish()
