@@ -190,6 +190,20 @@ def test_our_own_anchors_must_be_complete(tmp_path: Path) -> None:
         neighbour.pull()
 
 
+def test_an_anchor_of_another_model_is_refused(tmp_path: Path) -> None:
+    neighbour = Neighbour(tmp_path, "trl", handmade.trl, {})
+    neighbour.publish().unlink()
+    right = neighbour.states[1]
+    for name, array in (
+        ("layers.0.norm.weight", right["layers.0.norm.weight"].view(np.int32)),
+        ("embed.weight", right["embed.weight"].reshape(16, 48)),
+        ("a.stranger", right["mask"]),
+    ):
+        handmade.trl_anchor(neighbour.root, 1, {**right, name: array})
+        with pytest.raises(CorruptData, match=name):
+            neighbour.pull()
+
+
 def test_an_anchor_of_trl_that_stands_instead_of_a_delta_has_what_changed_in_its_step(tmp_path: Path) -> None:
     """TRL's first anchor is whole; every later one has the tensors of its step, whole, and no delta beside it."""
     neighbour = Neighbour(tmp_path, "trl", handmade.trl, {})
