@@ -97,12 +97,11 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
         Pending, by which workers of one queue keep each other from a run, where a queue of ours has one worker, and
         writes down a process for somebody to kill: three calls a run, with the first ones in every version's way."""
         assert self._runs_task_group is not None
-        try:
-            await self._runs_task_group.start(self._submit_run_and_capture_errors, flow_run)
-        finally:
+        begun = await self._runs_task_group.start(self._submit_run_and_capture_errors, flow_run)
+        if self._cancelling_observer is not None:
+            self._cancelling_observer.remove_in_flight_flow_run_id(flow_run.id)
+        if isinstance(begun, Exception):
             self._submitting_flow_run_ids.discard(flow_run.id)
-            if self._cancelling_observer is not None:
-                self._cancelling_observer.remove_in_flight_flow_run_id(flow_run.id)
 
     def _emit_flow_run_submitted_event(self, configuration: BaseJobConfiguration) -> Event | None:
         """Tells nobody, now or at the end of the run: the run's own states say as much, and each event has its cost."""
@@ -135,6 +134,7 @@ class FlowWorker(BaseWorker[InProcess, BaseVariables, FlowRunResult]):
         try:
             await asyncio.get_running_loop().run_in_executor(None, copy_context().run, self._run_here, flow, begun)
         finally:
+            self._submitting_flow_run_ids.discard(flow_run.id)  # until it ran it may wait at the server still
             if self._left_waiting:  # once our slot is free again
                 asyncio.get_running_loop().call_later(_SLOT_SECONDS, self.woken.set)
         return FlowRunResult(status_code=0, identifier=identifier)

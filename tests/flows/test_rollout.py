@@ -143,7 +143,7 @@ def test_the_policy_says_how_many_hosts_are_enough(
     version = run.push().version
     share = roll_out(run, version, up.name, down.name, required=0.5, deadline_seconds=60)
     assert (share.is_completed(), share.name) == (True, "Enough")
-    monkeypatch.setattr(rollouts, "BEST_EFFORT_SECONDS", 1.0)
+    monkeypatch.setattr(rollouts, "BEST_EFFORT_SECONDS", 5.0)
     version = run.push().version
     begun = time.monotonic()
     best_effort = roll_out(run, version, up.name, down.name, required=0.0, deadline_seconds=300)
@@ -167,7 +167,7 @@ def test_best_effort_does_not_wait_for_a_host_that_died_over_its_run(
         return runs
 
     monkeypatch.setattr(rollouts, "dispatch", dispatch)
-    monkeypatch.setattr(rollouts, "BEST_EFFORT_SECONDS", 1.0)
+    monkeypatch.setattr(rollouts, "BEST_EFFORT_SECONDS", 5.0)
     monkeypatch.setattr(rollouts, "Vitals", partial(Vitals, silent_seconds=3.0))
     version = run.push().version
     begun = time.monotonic()
