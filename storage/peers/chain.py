@@ -37,7 +37,7 @@ def chain(layout: Layout, store: Store, *, after: int, upto: int, specs: Specs) 
             if not below:
                 raise  # a version is lost, and no whole state stands above it
             log.warning("numbers that are not there changed nothing", layout=layout.name, above=below, upto=at)
-            at = max(after, below)
+            at = below
             continue
         found.append(version)
         if version.base is None:
