@@ -58,6 +58,7 @@ async def keep_working(work: Work, *, home: Path | None, poll_seconds: float, st
     """Works until `stop` is set, then ends after the runs under way. Starts the embedded server at the first look only:
     one that somebody stopped stays stopped. Raises NameTaken when another worker serves the queue."""
     waits, start, taken = _RECONNECT().waits(), True, None
+    told: bool | None = None
     while not stop.is_set() and taken is None:
         try:
             api_url = await asyncio.to_thread(find_api, home, start=start)
@@ -67,17 +68,21 @@ async def keep_working(work: Work, *, home: Path | None, poll_seconds: float, st
                     break
                 await asyncio.to_thread(work.prepare, client)
                 work.tell(True)
+                told = True
                 waits = _RECONNECT().waits()
                 await _work(work, api_url, client, poll_seconds=poll_seconds, stop=stop)
                 work.presence.leave(client)
         except* NameTaken as failures:
             taken = _first(failures)
         except* (WeighbridgeError, *UNREACHABLE) as failures:
-            log.warning("no Prefect server for now; will look again", queue=work.queue, error=_say(_first(failures)))
+            say = log.debug if told is False else log.warning  # once, for it may be meant to be so
+            say("no Prefect server for now; will look again", queue=work.queue, error=_say(_first(failures)))
         start = False
         forget_deployments()
         if not stop.is_set() and taken is None:
-            work.tell(False)
+            if told is not False:
+                work.tell(False)
+                told = False
             await _stopped(stop, within_seconds=next(waits))
     if taken is not None:
         raise taken

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import SyncClientContext
 from prefect.states import Completed, Failed
 
-from weighbridge.errors import UsageError
+from weighbridge.errors import UsageError, VersionUnknown
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_hosts
 from weighbridge.flows.context import store_here
@@ -89,6 +89,8 @@ def rollout(
     if not hosts or len(set(hosts)) != len(hosts) or not 0 <= required <= 1:
         raise UsageError(f"a rollout needs hosts, each named once, and a share of them: {hosts}, {required}.")
     store = store_here(run)
+    if not Lineage(store).is_committed(version):
+        raise VersionUnknown(f"{store.url} has no version {version}. No host was asked.")
     policy = _Policy(len(hosts), math.ceil(required * len(hosts)))
     until = time.monotonic() + deadline_seconds
     with SyncClientContext.get_or_create() as context:

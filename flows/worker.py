@@ -31,6 +31,7 @@ from weighbridge.flows.rollout import ensure_rollout, rollout
 from weighbridge.flows.sweep import sweep
 from weighbridge.flows.sync_checkpoint import ensure_sync_checkpoint, sync_checkpoint
 from weighbridge.storage.digests import chain_digest
+from weighbridge.storage.localdisk import SHARED_FILE, LocalDisk
 from weighbridge.storage.stores.contract import Store
 from weighbridge.tasks.host import Host
 
@@ -163,9 +164,7 @@ class _HostProcess:
         log.info("host ready", host=host.name, pid=os.getpid(), version=host.replica.version, connected=connected)
         if (path := self._options.ready_file) is not None:
             said = {"host": host.name, "pid": os.getpid(), "version": host.replica.version, "connected": connected}
-            draft = path.with_name(f"{path.name}.{os.getpid()}")
-            draft.write_text(json.dumps(said))
-            draft.replace(path)
+            LocalDisk("process").write_atomic(path, json.dumps(said).encode(), mode=SHARED_FILE)
 
 
 def _place(within: str) -> str:

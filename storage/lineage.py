@@ -5,7 +5,9 @@ version is `ways.py`."""
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from weighbridge.errors import LineageError, ManifestCorrupt, ObjectMissing, Replayed, VersionUnknown
@@ -32,6 +34,10 @@ T = TypeVar("T")
 RUN_KEY = "run.json"
 _KEPT_MANIFESTS = 32
 _KEPT_ANCHORS = 2
+_MOST_GAP = 64
+"""Versions in a row that may be missing below one that stands: somebody lost them. Where more are, somebody made the
+one above up, and whoever went through them all would be busy for ever."""
+
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"[0-9]{12}")
 
@@ -159,11 +165,11 @@ class Lineage:
             raise VersionUnknown(f"{self.store.url} has no version {version}; its head is {self.head()}") from error
 
     def _read(self, key: str, parse: Callable[..., T]) -> T:
-        try:
+        # A bit that flipped on the way is not in the store; one that is, is there the second time too. Not within an
+        # `except`, whose error would keep the first bytes in memory beside the second.
+        with suppress(ManifestCorrupt):
             return parse(self.store.get(key), where=key, trust=self.trust)
-        except ManifestCorrupt:
-            # A bit that flipped on the way is not in the store; one that is, is there the second time too.
-            return parse(self.store.get(key), where=key, trust=self.trust)
+        return parse(self.store.get(key), where=key, trust=self.trust)
 
     def check(self, manifest: Manifest, version: int) -> None:
         """Whether a manifest, rows aside, is this run's of this version. Raises ManifestCorrupt, or Replayed when it is
@@ -177,12 +183,22 @@ class Lineage:
             raise ManifestCorrupt(f"{manifest_key(0)} is of another base than {RUN_KEY}; nothing was read from it")
 
     def head(self) -> int:
-        """The newest committed version; -1 when not even version 0 stands. Asks the store, and never goes back."""
+        """The newest committed version; -1 when not even version 0 stands. Asks the store, and never goes back.
+
+        Raises ManifestCorrupt for a store where one stands far above all others.
+        """
         if self._head < 0:
             listed = self.store.folders_after("versions", "" if self._floor < 0 else f"{self._floor:012d}")
-            above = sorted((int(n) for n in listed if n.isascii() and n.isdigit()), reverse=True)
+            above = sorted({int(n) for n in listed if n.isascii() and n.isdigit()})
             # Folders above the head are attempts under way, or dead: walk down to one that was committed.
-            self._head = next((v for v in above if self.is_committed(v)), self._floor)
+            newest = next((v for v in reversed(above) if self.is_committed(v)), self._floor)
+            standing = [self._floor, *(v for v in above if v <= newest)]
+            if any(upper - lower > _MOST_GAP for lower, upper in pairwise(standing)):
+                raise ManifestCorrupt(
+                    f"{manifest_key(newest)} stands in {self.store.url}, and more than {_MOST_GAP} versions in a row "
+                    "below it do not. Nothing was read from it; find out who made it, and remove it."
+                )
+            self._head = newest
         head = self._head
         while self.is_committed(head + 1):
             head += 1

@@ -38,7 +38,7 @@ class Disk(Protocol):
     durability: Durability
 
     def make_folder(self, path: Path, *, mode: int = SHARED_FOLDER) -> None:
-        """Creates a folder and its parents; one that is there stays as it is."""
+        """Creates a folder and its parents, all with that mode; one that is there stays as it is."""
         ...
 
     def write_atomic(self, path: Path, data: bytes, *, mode: int = PRIVATE_FILE) -> None:
@@ -119,7 +119,8 @@ class LocalDisk:
         """See Disk."""
         created = [folder for folder in path.parents if not folder.exists()]
         with _room(path):
-            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            for folder in (*reversed(created), path):
+                folder.mkdir(mode=mode, exist_ok=True)
         for folder in (path, *created):
             self.sync_folder(folder.parent)
 
@@ -128,7 +129,8 @@ class LocalDisk:
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         with _room(path):
             try:
-                with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode) as file:
+                temporary.unlink(missing_ok=True)  # in a folder of others it may be theirs, or lead elsewhere
+                with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
                     _write_all(file, data)
                     self._sync(file)
                 temporary.replace(path)
@@ -216,7 +218,7 @@ class LocalDisk:
     def try_lock(self, path: Path, owner: bytes) -> int | None:
         """See Disk."""
         with _room(path):
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

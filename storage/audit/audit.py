@@ -236,7 +236,8 @@ class _Records:
             self._judge(key, record)
             read[head_of(key)].append(record)
         for segment in segments:
-            within = [r for head in range(segment.first, segment.last + 1) for r in read.get(head, ())]
+            heads = sorted(head for head in read if segment.first <= head <= segment.last)
+            within = [r for head in heads for r in read[head]]
             self._segment(segment, within)
 
     def _judge(self, key: str, record: HostRecord) -> None:

@@ -27,6 +27,7 @@ from weighbridge.storage.sealed_json import MOST_SEALED_BYTES
 from weighbridge.storage.stores.contract import Store
 from weighbridge.values import HostRecord
 
+_MOST_MISSING = 64
 _PER_TABLE = 64
 """Manifests that are read into one table, so that a long history without segments fits into memory."""
 
@@ -43,8 +44,8 @@ class History:
         self._segments: dict[Kind, list[Segment]] = {}
         self._unreadable: set[str] = set()
         self._index: PartIndex | None = None
-        floor = max((s.last for s in self.segments("versions")), default=-1)
-        self.lineage = Lineage(store, floor=floor)
+        self.lineage = Lineage(store, floor=self._floor())
+        self._missing = 0
         self._head: int | None = None
 
     @property
@@ -118,7 +119,7 @@ class History:
         A record that came so late that its segment was there already shows with the next compaction.
         """
         segments = self.segments("records")
-        upto = covered_upto(segments)
+        upto = min(covered_upto(segments), self.head)
         at_least = since if version is None else version
 
         def from_segment(segment: Segment, first: int, last: int) -> Any:
@@ -141,6 +142,7 @@ class History:
         def of_host(table: Any) -> Any:
             return table.filter(pc.equal(table.column("host"), host))
 
+        upto = min(upto, self.head)
         for piece in reversed(list(cover(self.segments("records"), 0, upto)) if upto >= 0 else []):
             yield from self._tables(
                 "records",
@@ -153,9 +155,16 @@ class History:
             )
 
     def manifests(self, first: int, last: int) -> Iterator[OpenManifest]:
-        """The manifests of versions that no segment has, those that can be read. Others are named in `faults`."""
+        """The manifests of versions that no segment has, those that can be read. Others are named in `faults`. Raises
+        ManifestCorrupt where too many in a row are missing: then what says that there are so many lies."""
         keys = (manifest_key(version) for version in range(first, last + 1))
         for version, (key, data) in enumerate(fetch_all(self.store, keys), first):
+            self._missing = self._missing + 1 if isinstance(data, ObjectMissing) else 0
+            if self._missing > _MOST_MISSING:
+                raise ManifestCorrupt(
+                    f"more than {_MOST_MISSING} versions in a row up to {version} are missing in {self.store.url}, and "
+                    "its history names newer ones: audit the store. Nothing was changed."
+                )
             try:
                 yield self._proven(key, data, version)
             except (CorruptData, LineageError) as error:
@@ -231,6 +240,12 @@ class History:
                 yield table
                 continue
             yield from self._tables(kind, *span, from_segment, from_source)
+
+    def _floor(self) -> int:
+        """The newest version that a segment tells of and that stands: nothing below it need be listed."""
+        told = sorted({s.last for s in self.segments("versions")}, reverse=True)
+        lineage = Lineage(self.store)
+        return next((version for version in told if lineage.is_committed(version)), -1)
 
     def _let_go(self, segment: Segment) -> None:
         """Looks for segments again, without this one."""

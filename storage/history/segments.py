@@ -124,7 +124,7 @@ def due_merges(segments: Sequence[Segment]) -> Iterator[tuple[tuple[int, int], l
     length = BLOCK * GROWTH
     upto = max((s.last for s in segments), default=-1)
     while length <= upto + 1:
-        for first in range(0, upto + 1, length):
+        for first in sorted({start // length * length for start in longest}):  # whatever a name claims
             parts = [longest.get(start) for start in range(first, first + length, length // GROWTH)]
             if all(p is not None and p.last - p.first + 1 == length // GROWTH for p in parts):
                 yield (first, first + length - 1), [p for p in parts if p is not None]

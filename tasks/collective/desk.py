@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from weighbridge.storage import strict_json
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 CLOSED = 1 << 20
 """Added to the number of announcements when no more are admitted."""
+
+_MOST_ROSTER_BYTES = 16 << 20
 
 CALL_SECONDS = 10.0
 _LATE_NAME_SECONDS = 1.0
@@ -56,7 +60,9 @@ class Roster:
     @staticmethod
     def parse(text: bytes) -> Roster:
         """The reverse. Raises ValueError for anything that is not one: a network's word is not trusted."""
-        said = json.loads(text)
+        if len(text) > _MOST_ROSTER_BYTES:
+            raise ValueError(f"a roster of {len(text):,} bytes")
+        said = strict_json.parse(text)
         if not isinstance(said, dict) or not isinstance(said.get("commit"), str):
             raise ValueError("no roster")
         receivers, owners = said.get("receivers"), said.get("owners")
@@ -67,6 +73,10 @@ class Roster:
         roster = Roster(said["commit"], said["senders"], said["port"], tuple(receivers), tuple(owners))
         if not all(0 <= owner < roster.senders for owner in roster.owners):
             raise ValueError("a roster with shards that nobody sends")
+        if not 0 < roster.senders <= CLOSED or not 0 <= roster.port < 1 << 16:
+            raise ValueError("a roster with more senders, or another port, than there can be")
+        if len({*roster.receivers}) < len(roster.receivers) or not all(0 < slot < CLOSED for slot in roster.receivers):
+            raise ValueError("a roster with slots that nobody has")
         return roster
 
 

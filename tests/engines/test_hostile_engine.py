@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.property.hostile import bounded
 
-from weighbridge.errors import EngineError, WeighbridgeError
+from weighbridge.errors import EngineError, UsageError, WeighbridgeError
 from weighbridge.tasks.engines import http
 from weighbridge.tasks.engines.canary import Canary
 from weighbridge.tasks.engines.contract import Engine
@@ -175,3 +175,24 @@ def test_a_model_folder_that_an_engine_names_is_not_waited_for(tmp_path: Path) -
         started = time.monotonic()
         VllmEngine(url, keys=Keys(KEY)).check(seconds=9)
         assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://10.0.0.1:8000", "http://0.0.0.0:8000", "http://localhost.evil:8000", "http://[2001:db8::1]:8000",
+     "http://127.0.0.1.evil:80", "http://2130706433:80"],
+)  # fmt: skip
+def test_an_engine_that_others_can_reach_is_spoken_to_only_if_that_was_said(url: str) -> None:
+    with pytest.raises(UsageError, match="Nothing was started"):
+        Control(url, keys=Keys(KEY), remote=False)
+    assert Control(url, keys=Keys(KEY), remote=True).url == url
+    for ours in ("http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"):
+        assert Control(ours, keys=Keys(KEY), remote=False).url == ours
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://127.0.0.1", "http://", "http://me:secret@127.0.0.1", "127.0.0.1:8000", "file:///x"]
+)
+def test_what_is_no_address_of_an_engine_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="no engine's address"):
+        Control(url, keys=Keys(KEY), remote=True)

@@ -12,6 +12,7 @@ from tests.faults.faulty_store import flipped
 from tests.flows.conftest import until
 from tests.storage.long_runs import LongRun
 
+from weighbridge.errors import VersionUnknown
 from weighbridge.flows import names
 from weighbridge.flows.audit import audit
 from weighbridge.flows.compact import compact
@@ -19,6 +20,7 @@ from weighbridge.flows.context import Retention, using_store
 from weighbridge.flows.deployments import forget_deployments
 from weighbridge.flows.dispatch import follow
 from weighbridge.flows.gc import gc
+from weighbridge.flows.rollout import rollout
 from weighbridge.flows.upkeep import UPKEEP, ensure_upkeep
 from weighbridge.flows.worker import WorkerOptions, serve_steward
 from weighbridge.storage.history import segments
@@ -110,3 +112,13 @@ def test_whoever_starts_a_gc_in_the_ui_cannot_have_more_collected_than_the_stewa
     with using_store("run", open_store(str(tmp_path)), retention=Retention(keep=3, grace_seconds=60.0)):
         gc.fn("run", **asked)
     assert kept == [expected]
+
+
+@pytest.mark.parametrize("version", [9, -1, 10**12, 2**70])
+def test_a_rollout_of_a_version_that_was_never_published_asks_no_host_and_writes_nothing(
+    run: LongRun, version: int
+) -> None:
+    before = [info.key for info in run.store.list("")]
+    with using_store(run.run_id, run.store), pytest.raises(VersionUnknown):
+        rollout.fn(run.run_id, version, ["a", "../b"])
+    assert [info.key for info in run.store.list("")] == before

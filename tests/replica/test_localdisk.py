@@ -130,3 +130,19 @@ def test_a_file_system_without_locks_is_told_apart_from_a_held_lock(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(ReplicaError, match="own disk"):
         LocalDisk().try_lock(tmp_path / "lock", b"me")
+
+
+def test_a_file_that_somebody_laid_in_the_way_is_neither_followed_nor_written_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    for name in ("state.tmp", "lock"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    disk = LocalDisk("process")
+    disk.write_atomic(tmp_path / "state", b"new")
+    assert (tmp_path / "state").read_bytes() == b"new" and not (tmp_path / "state").is_symlink()
+    with pytest.raises(OSError, match="symbolic link"):
+        disk.try_lock(tmp_path / "lock", b"me")
+    (tmp_path / "key.tmp").write_bytes(b"")
+    (tmp_path / "key.tmp").chmod(0o666)
+    disk.write_atomic(tmp_path / "key", b"secret")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "precious").read_text() == "precious"
