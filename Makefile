@@ -47,17 +47,18 @@ SEEDS ?= 2000
 FIRST ?= 0
 MINUTES ?= 10
 
-FUZZ_EXAMPLES ?= 5000
+FUZZ_EXAMPLES ?= 2000
 
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 20
 
 $(VENV)/.fuzz: $(READY)
 	$(BIN)/python -m pip install --quiet 'atheris==3.0.0'
 	@touch $@
 
-fuzz: $(VENV)/.fuzz  ## parsers and decoders against hostile input: FUZZ_SECONDS=60 each with atheris, FUZZ_EXAMPLES=5000 a test (about 25 minutes)
+fuzz: $(VENV)/.fuzz  ## parsers and decoders against hostile input: FUZZ_SECONDS=20 each with atheris, FUZZ_EXAMPLES=2000 a test (some 25 minutes)
 	$(BIN)/python -m tests.fuzz build/fuzz $(FUZZ_SECONDS)
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/property/test_hostile.py
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/property/test_hostile.py tests/property/test_every_parser.py \
+		tests/storage/test_hostile_segments.py tests/front/test_attacks.py
 
 soak: $(READY)  ## the simulator for MINUTES=10, at most SEEDS=2000 from FIRST=0 on; or SEED=17 alone, with its whole trace
 	$(BIN)/python -m tests.simulator.soak $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES))
