@@ -128,10 +128,10 @@ def poisoned(stage: Stage, version: int, signer: Signer | None) -> None:
     stage.rewrite(version, signer, parent_digest=parent.digest)
 
 
-def publishes(stage: Stage, signer: Signer | None) -> None:
+def publishes(stage: Stage) -> None:
     """The enemy as a trainer, with the real code: his weights as the next version."""
-    either = read_trust([stage.folder / "KEY.pub", stage.folder / "ENEMY.pub"]) if signer else None
-    publisher = stage.run.open(signer=signer, trust=either, digest_kind="blake3", run_id=None)
+    either = read_trust([stage.folder / "KEY.pub", stage.folder / "ENEMY.pub"])
+    publisher = stage.run.open(signer=stage.enemy, trust=either, digest_kind="blake3", run_id=None)
     push(publisher, trained(stage.states[5], 666))
 
 
@@ -217,8 +217,8 @@ ATTACKS: dict[str, Callable[[Stage], object]] = {
     "a run of weak digests": lambda s: (s.root / "run.json").write_bytes(
         seal({"format": 1, "run_id": "run-1", "digest_kind": "xxh3-128", "base_digest": "0" * 64, "created_ns": 1})
     ),
-    "the enemy publishes, unsigned": lambda s: publishes(s, None),
-    "the enemy publishes, with his own key": lambda s: publishes(s, s.enemy),
+    "the enemy publishes, unsigned": lambda s: [publishes(s), s.rewrite(Lineage(s.run.store).head(), None)],
+    "the enemy publishes, with his own key": publishes,
     "a version above the head, unsigned": lambda s: seventh(s, None),
     "a version above the head, signed by the enemy": lambda s: seventh(s, s.enemy),
     "a far version that is garbage": lambda s: s.sparse(manifest_key(10**11)),
