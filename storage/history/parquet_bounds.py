@@ -2,6 +2,7 @@
 footer, and the headers of the pages that are about to be read. Both are structs of Thrift's compact protocol, read
 within the given bytes only. Must not know columns, nor what is in a page."""
 
+from collections.abc import Callable
 from typing import Any
 
 MOST_COLUMNS = 64
@@ -16,8 +17,10 @@ _ENCODINGS = frozenset({0, 2, 3, 8})  # plain, of a dictionary, run lengths: non
 _LEAST_ENTRY_BYTES = 4
 
 
-def check_footer(footer: bytes) -> None:
-    """Whether a footer has as many columns and row groups as a writer of ours may give it. Raises ValueError."""
+def check_footer(footer: bytes, levels: Callable[[int], tuple[int, int]]) -> None:
+    """Whether a footer has as many columns and row groups as a writer of ours may give it, none of them encrypted, and
+    with histograms of a column's levels (repetition, definition: of so many each) that are as long as they must be:
+    where they are not, to ask pyarrow for the column ends the process. Raises ValueError."""
     try:
         fields = _Compact(footer, 0).struct()
         groups = fields.get(4, [])
@@ -25,7 +28,15 @@ def check_footer(footer: bytes) -> None:
             raise ValueError("it has more columns or row groups than any writer of it makes")
         if any(len(group.get(1, [])) > MOST_COLUMNS for group in groups):
             raise ValueError("a row group has more columns than any writer of it makes")
-    except (IndexError, AttributeError, TypeError) as error:
+        for group in groups:
+            for number, chunk in enumerate(group.get(1, [])):
+                sizes = chunk[3].get(16, {})
+                lengths = tuple(len(sizes.get(field, [])) for field in (2, 3))
+                if any(length not in (0, most) for length, most in zip(lengths, levels(number), strict=True)):
+                    raise ValueError("a column's levels are not counted as its schema has them")
+                if 8 in chunk or 9 in chunk:
+                    raise ValueError("a column is encrypted")
+    except (IndexError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"its footer is none ({error})") from None
 
 

@@ -5,6 +5,7 @@ versions themselves say."""
 import io
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from weighbridge.errors import CorruptData, StoreError, UsageError
 from weighbridge.storage import strict_json
 from weighbridge.storage.history.parquet_bounds import MOST_COLUMNS, MOST_GROUPS, check_footer, page_bytes
 from weighbridge.storage.history.segments import Kind, Segment
-from weighbridge.storage.history.tables import RECORDS, VERSIONS, leaves, parts_schema
+from weighbridge.storage.history.tables import RECORDS, VERSIONS, leaves, parts_schema, to_parquet
 from weighbridge.storage.manifest import check_labels, check_name
 from weighbridge.storage.stores.contract import MOST_SMALL_BYTES, Store
 
@@ -82,7 +83,7 @@ class SegmentFile:
         if footer_bytes + _END_BYTES > len(tail):
             tail = self._source(self._end, footer_bytes + _END_BYTES)
         footer = tail[len(tail) - _END_BYTES - footer_bytes :]
-        check_footer(footer[:-_END_BYTES])
+        check_footer(footer[:-_END_BYTES], partial(_levels, self._segment.kind))
         metadata = pq.ParquetFile(
             pa.BufferReader(_MAGIC + footer),
             thrift_string_size_limit=_MOST_FOOTER_BYTES,
@@ -241,6 +242,17 @@ def _need(condition: bool, why: str) -> None:
 
 def _schemas(kind: Kind) -> list[Any]:
     return {"versions": [VERSIONS], "records": [RECORDS], "parts": [parts_schema(16), parts_schema(32)]}[kind]
+
+
+@lru_cache(maxsize=128)
+def _levels(kind: Kind, number: int) -> tuple[int, int]:
+    """How many levels of repetition and of definition a column of our own files has."""
+    schema = _schemas(kind)[0]
+    ours = pq.ParquetFile(pa.BufferReader(to_parquet(kind, schema.empty_table(), {}))).metadata.schema
+    if number >= len(ours):
+        raise ValueError("it has more columns than any writer of it makes")
+    column = ours.column(number)
+    return column.max_repetition_level + 1, column.max_definition_level + 1
 
 
 def _starts(schema: Any) -> Iterator[int]:

@@ -24,9 +24,8 @@ def test_that_there_is_no_server_is_told_once(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(keeping, "find_api", look)
     monkeypatch.setattr(keeping, "_RECONNECT", partial(Backoff, first_seconds=0.001, most_seconds=0.002))
-    work = Work(
-        pool="p", queue="q", place="here", flows={}, limit=1, order=lambda _: 0, prepare=lambda _: None, tell=told.append
-    )  # fmt: skip
+    given = {"flows": {}, "limit": 1, "order": lambda _: 0, "prepare": lambda _: None, "tell": told.append}
+    work = Work(pool="p", queue="q", place="here", **given)  # type: ignore[arg-type]
     asyncio.run(keep_working(work, home=tmp_path, poll_seconds=1.0, stop=stop))
     assert looks == [True, False, False, False, False]
     assert told == [False]

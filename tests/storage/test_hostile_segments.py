@@ -1,7 +1,10 @@
 """Segments of the history as somebody would make them who can write to the store: under right names, since a name only
 says what the bytes are. Readers go round them, in bounds; the audit and the compactor name them."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,3 +254,24 @@ def test_a_damaged_segment_under_a_right_name_is_refused_or_read(
     made = data.draw(damaged(grown.store.get(segment.key)))
     with bounded():
         refused(lambda: segment_of(segment, made).read(), CorruptData)
+
+
+LISTS = """
+from tests.fuzz import TARGETS
+from weighbridge.errors import CorruptData
+target, seed = TARGETS["segment-parts"][0]()
+refused = 0
+for place in range(len(seed) - 8 - int.from_bytes(seed[-8:-4], "little"), len(seed) - 8):
+    if seed[place] & 15 == 6:  # a list of 64-bit numbers, as levels are counted in
+        try:
+            target(seed[:place] + bytes([seed[place] ^ 0x50]) + seed[place + 1:])
+        except CorruptData:
+            refused += 1
+print("refused", refused)
+"""
+
+
+def test_levels_that_are_miscounted_in_a_footer_do_not_end_the_process() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    ended = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, env=environment, timeout=120)
+    assert ended.returncode == 0 and int(ended.stdout.split()[-1]) > 20, ended.stderr[-500:]
