@@ -262,9 +262,9 @@ from weighbridge.errors import CorruptData
 target, seed = TARGETS["segment-parts"][0]()
 refused = 0
 for place in range(len(seed) - 8 - int.from_bytes(seed[-8:-4], "little"), len(seed) - 8):
-    if seed[place] & 15 == 6:  # a list of 64-bit numbers, as levels are counted in
+    for count in range(8) if seed[place] & 15 == 6 else ():  # a list of 64-bit numbers, as levels are counted in
         try:
-            target(seed[:place] + bytes([seed[place] ^ 0x50]) + seed[place + 1:])
+            target(seed[:place] + bytes([count << 4 | 6]) + seed[place + 1:])
         except CorruptData:
             refused += 1
 print("refused", refused)
