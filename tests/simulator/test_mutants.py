@@ -192,6 +192,7 @@ def a_store_that_lies(patch: Patch) -> None:
 
 CALM = {"crash": 0.0, "store_fault": 0.0, "engine_fault": 0.0, "full": 0.0, "rot": 0.0, "storm_seconds": 200.0}
 POWER_CUTS = {**CALM, "crash": 0.04, "power": 1.0, "keep": 0.5, "storm_seconds": 120.0}
+NOTHING_KEPT = {**POWER_CUTS, "keep": 0.0}
 ENGINE_FAULTS = {"engine_fault": 0.15}
 SILENCE = {"crash": 0.0, "storm_seconds": 200.0}
 STORE_FAULTS = {**CALM, "store_fault": 0.15}
@@ -207,10 +208,10 @@ MUTANTS = [
     ),
     Mutant(1, "after a failed load the engine is resumed as it is", resumed_without_a_load, storm=ENGINE_FAULTS),
     Mutant(2, "a journal stays behind", journal_stays),
-    Mutant(2, "the names of a seeded copy's files are not synced", names_of_a_copy_unsynced, first=34),
+    Mutant(2, "the names of a seeded copy's files are not synced", names_of_a_copy_unsynced, storm=NOTHING_KEPT),
     Mutant(2, "a commit without an answer counts as lost", no_answer_counts_as_lost, storm=SILENCE),
     Mutant(3, "a commit overwrites what stands there", commit_overwrites, storm=CALM),
-    Mutant(3, "a host that died before its record never writes one", served_is_not_recorded, first=28),
+    Mutant(3, "a host that died before its record never writes one", served_is_not_recorded, first=90),
     Mutant(3, "the snapshot advances before the commit is settled", snapshot_before_the_commit, storm=STORE_FAULTS),
     Mutant(4, "a commit does not wait for its shards", commit_before_its_shards, storm=STORE_FAULTS),
     Mutant(4, "a push in doubt takes its shards back", in_doubt_and_yet_taken_back, storm=SILENCE),
