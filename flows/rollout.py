@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import SyncClientContext
 from prefect.states import Completed, Failed
 
-from weighbridge.errors import UsageError, VersionUnknown
+from weighbridge.errors import StoreError, UsageError, VersionUnknown
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_hosts
 from weighbridge.flows.context import store_here
@@ -89,8 +89,7 @@ def rollout(
     if not hosts or len(set(hosts)) != len(hosts) or not 0 <= required <= 1:
         raise UsageError(f"a rollout needs hosts, each named once, and a share of them: {hosts}, {required}.")
     store = store_here(run)
-    if not Lineage(store).is_committed(version):
-        raise VersionUnknown(f"{store.url} has no version {version}. No host was asked.")
+    _need_published(store, version)
     policy = _Policy(len(hosts), math.ceil(required * len(hosts)))
     until = time.monotonic() + deadline_seconds
     with SyncClientContext.get_or_create() as context:
@@ -108,6 +107,20 @@ def rollout(
     outcome, table = hosts_outcome(store, version=version, hosts=hosts)
     show_hosts(version, table)
     return _state(outcome, table, version=version, needed=policy.needed)
+
+
+def _need_published(store: Store, version: int) -> None:
+    """Whoever reaches the UI can name any number. A store that does not answer now says nothing of it: the hosts, who
+    ask it themselves, may find it back."""
+    try:
+        if Lineage(store).is_committed(version):
+            return
+    except StoreError as error:
+        log.warning(
+            "the store does not say whether the version stands; its hosts look", version=version, error=str(error)
+        )
+        return
+    raise VersionUnknown(f"{store.url} has no version {version}. No host was asked.")
 
 
 @dataclass(frozen=True, slots=True)

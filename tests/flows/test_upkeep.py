@@ -12,8 +12,9 @@ from tests.faults.faulty_store import flipped
 from tests.flows.conftest import until
 from tests.storage.long_runs import LongRun
 
-from weighbridge.errors import VersionUnknown
+from weighbridge.errors import StoreError, VersionUnknown
 from weighbridge.flows import names
+from weighbridge.flows import rollout as rollouts
 from weighbridge.flows.audit import audit
 from weighbridge.flows.compact import compact
 from weighbridge.flows.context import Retention, using_store
@@ -122,3 +123,13 @@ def test_a_rollout_of_a_version_that_was_never_published_asks_no_host_and_writes
     with using_store(run.run_id, run.store), pytest.raises(VersionUnknown):
         rollout.fn(run.run_id, version, ["a", "../b"])
     assert [info.key for info in run.store.list("")] == before
+
+
+def test_a_store_that_does_not_answer_keeps_no_rollout_from_its_hosts(
+    run: LongRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(lineage: Lineage, version: int) -> bool:
+        raise StoreError("it does not answer")
+
+    monkeypatch.setattr(Lineage, "is_committed", away)
+    rollouts._need_published(run.store, 9)
