@@ -196,19 +196,25 @@ class TorchRound:
 
 
 def as_message(error: BaseException) -> BaseException:
-    """An error as it can be sent: one that does not survive the way becomes a RuntimeError."""
+    """An error as it can be sent: without what led to it, which may lead back to it, and which some libraries have
+    pickle follow; one that does not survive the way becomes a RuntimeError."""
     try:
-        pickle.loads(pickle.dumps(error))
+        reduced: Any = error.__reduce__()
+        made, arguments, *more = reduced
+        sent: BaseException = made(*arguments)
+        vars(sent).update(more[0] if more else {})
+        pickle.loads(pickle.dumps(sent))
     except Exception:  # noqa: BLE001 - whatever a foreign class does when it is pickled
         return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+    return sent
 
 
 def _pack(error: BaseException, rank: int) -> str:
     """An error as text that a compare_set can carry, saying where it was raised."""
     sent = as_message(error)
     if not any(note.startswith("(raised on rank") for note in getattr(sent, "__notes__", ())):
-        sent.add_note(f"(raised on rank {rank})")
+        for told in (error, sent):
+            told.add_note(f"(raised on rank {rank})")
     return pickle.dumps(sent).hex()
 
 

@@ -1,6 +1,7 @@
 """Ranks as threads: what is divided, committed and refused, without torch.distributed or Prefect. What only processes
 can show is in tests/front/test_ranks.py."""
 
+import copyreg
 import pickle
 import random
 import threading
@@ -28,6 +29,7 @@ from weighbridge.storage.publisher import Publisher
 from weighbridge.tasks.gather import gather
 from weighbridge.tasks.publish_here import publish_here
 from weighbridge.tasks.sharing import Sharing
+from weighbridge.tasks.torch_ranks import as_message
 from weighbridge.values import Manifest, TensorSpec
 
 LATEST_SECONDS = 60.0
@@ -85,7 +87,7 @@ class ThreadRound:
 
     def fail(self, error: BaseException) -> None:
         with self.board.changed:
-            self.board.said.setdefault((self.number, "failed"), pickle.dumps(error))
+            self.board.said.setdefault((self.number, "failed"), pickle.dumps(as_message(error)))
             self.board.changed.notify_all()
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -386,3 +388,24 @@ def test_renumbering_the_ranks_moves_no_tensor_to_another_bringer() -> None:
         order = rng.sample(range(4), 4)
         one, other = assign(SPECS, brought, {}), assign(SPECS, [brought[rank] for rank in order], {})
         assert {n: brought[r] for n, r in one.items()} == {n: brought[order[r]] for n, r in other.items()}
+
+
+def test_an_error_is_sent_as_itself_where_pickle_was_taught_to_follow_what_led_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Dask's `distributed` teaches it, for every exception of the process."""
+
+    def with_its_cause(error: BaseException) -> Any:
+        return type(error), (*error.args, pickle.dumps(error.__context__))
+
+    for kind in (GatherError, StoreError):
+        monkeypatch.setitem(copyreg.dispatch_table, kind, with_its_cause)
+    first, second = GatherError("mask is missing"), StoreError("cut off", 5)
+    first.__context__, second.__context__ = second, first
+    second.add_note("twice")
+    with pytest.raises(RecursionError):
+        pickle.dumps(first)
+    for error in (first, second):
+        sent = as_message(error)
+        assert (type(sent), sent.args, vars(sent)) == (type(error), error.args, vars(error))
+    assert type(as_message(GatherError(threading.Lock()))) is RuntimeError
