@@ -47,10 +47,10 @@ def ensure_deployment(
     Its entry point names a module, since a file would be loaded a second time under another name. Our worker never
     follows it: it runs the flows it knows.
     """
-    run = (parameters or {}).get("run")
     key = (str(client.api_url), deployment)
     if key in _known:
         return _known[key]
+    run = (parameters or {}).get("run")
     ensure_pool(client, pool)
     _known[key] = client.create_deployment(
         flow_id=client.create_flow(flow),

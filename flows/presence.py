@@ -4,11 +4,12 @@ the workers' reports to Prefect's server, and judged by that server's clock. Mus
 import random
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import structlog
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import WorkerStatus
+from prefect.client.schemas.objects import Worker, WorkerStatus
 
 from weighbridge.errors import NameTaken
 from weighbridge.flows.connection import UNREACHABLE
@@ -30,6 +31,17 @@ _ON = " on "
 def queue_of(worker: str) -> str:
     """The queue that a worker serves, by the worker's name."""
     return worker.partition(_ON)[0]
+
+
+def workers_of(client: SyncPrefectClient, pool: str) -> Iterator[Worker]:
+    """All that ever reported to a pool, page by page. Raises ObjectNotFound where there is no such pool."""
+    offset = 0
+    while True:
+        page = client.read_workers_for_work_pool(pool, offset=offset, limit=_PAGE)
+        yield from page
+        if len(page) < _PAGE:
+            return
+        offset += _PAGE
 
 
 class Presence:
@@ -73,13 +85,8 @@ class Presence:
             )
 
     def _rival(self, client: SyncPrefectClient) -> str | None:
-        offset = 0
-        while True:
-            workers = client.read_workers_for_work_pool(self._pool, offset=offset, limit=_PAGE)
-            for worker in workers:
-                is_other = queue_of(worker.name) == self._queue and worker.name != self.name
-                if is_other and worker.status == WorkerStatus.ONLINE:
-                    return worker.name
-            if len(workers) < _PAGE:
-                return None
-            offset += _PAGE
+        for worker in workers_of(client, self._pool):
+            is_other = queue_of(worker.name) == self._queue and worker.name != self.name
+            if is_other and worker.status == WorkerStatus.ONLINE:
+                return worker.name
+        return None

@@ -4,17 +4,16 @@ run."""
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 
 from weighbridge.flows import names
-from weighbridge.flows.presence import queue_of
+from weighbridge.flows.presence import queue_of, workers_of
 
 SILENT_SECONDS = 50.0
 """A worker reports every 15 s."""
-
-_PAGE = 200
 
 
 class Vitals:
@@ -38,15 +37,8 @@ class Vitals:
 
     def look(self) -> None:
         """Reads all reports; never judges by one look alone."""
-        now, offset = self._now(), 0
-        while True:
-            try:
-                workers = self._client.read_workers_for_work_pool(names.HOSTS_POOL, offset=offset, limit=_PAGE)
-            except ObjectNotFound:
-                return  # no host has ever reported
-            for worker in workers:
+        now = self._now()
+        with suppress(ObjectNotFound):  # no host has ever reported
+            for worker in workers_of(self._client, names.HOSTS_POOL):
                 if self._seen.get(worker.name, (None, 0.0))[0] != worker.last_heartbeat_time:
                     self._seen[worker.name] = (worker.last_heartbeat_time, now)
-            if len(workers) < _PAGE:
-                return
-            offset += _PAGE

@@ -84,9 +84,8 @@ class Control:
         except FAILURES as error:
             raise EngineError(f"{self.url}{route} could not be asked: {type(error).__name__}: {error}.") from error
         said = data.decode(errors="replace").strip()
-        told = (
-            said[:_TAIL] if key is None else said.replace(key, "...")[:_TAIL]
-        )  # some servers show what they were sent
+        # Some servers show what they were sent.
+        told = (said if key is None else said.replace(key, "..."))[:_TAIL]
         if status in (401, 403):
             which = "admin key" if admin and self._keys.admin else "key"
             raise EngineDenied(f"{self.url}{route} does not take the {which} it was given ({status}).")
