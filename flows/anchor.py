@@ -5,18 +5,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from weighbridge.flows import names
 from weighbridge.flows.context import base_here, store_here
+from weighbridge.flows.ours import our_flow
 from weighbridge.storage.anchor import is_due
 from weighbridge.storage.anchor_sources import anchor_from_store
 from weighbridge.storage.lineage import Lineage
 
 
-@flow(name=names.ANCHOR, flow_run_name="anchor of {run}", persist_result=False, result_storage=names.NO_RESULTS)
+@our_flow(name=names.ANCHOR, flow_run_name="anchor of {run}")
 def anchor(run: str, every_versions: int | None = None) -> State[Any]:
     """Makes an anchor of the newest version if the deltas since the last one weigh more than it would, or are
     `every_versions` in number."""

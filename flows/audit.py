@@ -1,15 +1,14 @@
 """Audit: a run's store read and proven, by number of the run alone; red when something in it is not what it must be.
 Only reads. Must not know how anything is proven."""
 
-from prefect import flow
-
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_audit
 from weighbridge.flows.context import store_here
+from weighbridge.flows.ours import our_flow
 from weighbridge.storage.audit.audit import audit as prove
 
 
-@flow(name=names.AUDIT, flow_run_name="audit {run}", persist_result=False, result_storage=names.NO_RESULTS)
+@our_flow(name=names.AUDIT, flow_run_name="audit {run}")
 def audit(run: str, chain: bool = False) -> int:
     """Proves everything (`chain`: the manifests and segments alone), and leaves what was found as an artifact; returns
     the head. Ends Failed, naming the first break."""

@@ -1,15 +1,14 @@
 """Compact: a run's history brought up to date, by number of the run alone. Safe beside a trainer, hosts and another
 one of itself. Must not know how segments are made."""
 
-from prefect import flow
-
 from weighbridge.errors import CorruptData
 from weighbridge.flows import names
 from weighbridge.flows.context import store_here
+from weighbridge.flows.ours import our_flow
 from weighbridge.storage.history.compact import compact as bring_up_to_date
 
 
-@flow(name=names.COMPACT, flow_run_name="compact {run}", persist_result=False, result_storage=names.NO_RESULTS)
+@our_flow(name=names.COMPACT, flow_run_name="compact {run}")
 def compact(run: str) -> int:
     """Writes what segments are due, and removes those that no reader takes; returns how many were written.
 

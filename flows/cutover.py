@@ -3,23 +3,21 @@ host that has not prepared it; `host-sync` does the whole of it on any host."""
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 
 from weighbridge.errors import OrchestrationError
 from weighbridge.flows import names
 from weighbridge.flows.healing import heal_after
 from weighbridge.flows.host_steps import serve, take_turn
+from weighbridge.flows.ours import our_flow
 from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.host_attempt import HostAttempt
 
 
-@flow(
+@our_flow(
     name=names.CUTOVER,
     flow_run_name="cut over v{version} on {host}",
     on_completion=[heal_after],
-    persist_result=False,
-    result_storage=names.NO_RESULTS,
 )
 def cutover(run: str, version: int, host: str) -> State[Any]:
     """Pauses, reloads, resumes, and records. Ends Failed on a host of which no copy holds the version: its engine was

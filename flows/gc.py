@@ -3,18 +3,18 @@ hosts, and itself; what fails is tried again by the next run."""
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from weighbridge.flows import names
 from weighbridge.flows.context import retention_here, store_here
+from weighbridge.flows.ours import our_flow
 from weighbridge.storage.clock import SystemClock
 from weighbridge.storage.gc import run_gc
 from weighbridge.storage.lineage import Lineage
 
 
-@flow(name=names.GC, flow_run_name="gc of {run}", persist_result=False, result_storage=names.NO_RESULTS)
+@our_flow(name=names.GC, flow_run_name="gc of {run}")
 def gc(run: str, keep: int | None = None, grace_seconds: float | None = None) -> State[Any]:
     """Collects all but the last `keep` versions, named ones, and those that hosts heard of in the last `grace_seconds`
     may fetch. Never more than its steward's own settings let go: what is gone cannot be brought back by anybody."""

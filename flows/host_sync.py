@@ -3,20 +3,18 @@ replica and engine are the process' own. Cancel takes effect between steps, neve
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 
 from weighbridge.flows import names
 from weighbridge.flows.healing import heal_after
 from weighbridge.flows.host_steps import serve, take_turn
+from weighbridge.flows.ours import our_flow
 
 
-@flow(
+@our_flow(
     name=names.HOST_SYNC,
     flow_run_name="v{version} on {host}",
     on_completion=[heal_after],
-    persist_result=False,
-    result_storage=names.NO_RESULTS,
 )
 def host_sync(run: str, version: int, host: str) -> State[Any]:
     """Brings one host to a version: fetch, apply, verify, cut over, record. What `prepare` did is not done again."""

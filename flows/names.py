@@ -1,17 +1,11 @@
 """The names by which flows, hosts and people find each other in Prefect: pools, deployments, tags, keys. Must not know
 how any of them runs."""
 
-import os
-from pathlib import Path
-
 HOSTS_POOL = "weighbridge"
 """One queue in it a host, named after the host."""
 STEWARD_POOL = "weighbridge-steward"
 """One queue in it a training run, named after the run."""
 POOL_TYPE = "weighbridge-host"
-
-NO_RESULTS = Path(os.devnull)
-"""Where our flows' results would be kept, which never are: a flow that names no place asks the server for one."""
 
 HOST_SYNC = "host-sync"
 PREPARE = "prepare"

@@ -3,20 +3,18 @@ run. Must not touch the engine, nor what `current` leads to."""
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 
 from weighbridge.flows import names
 from weighbridge.flows.host_steps import bring_up_copy, summary, take_turn
+from weighbridge.flows.ours import our_flow
 from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.host_attempt import HostAttempt
 
 
-@flow(
+@our_flow(
     name=names.PREPARE,
     flow_run_name="prepare v{version} on {host}",
-    persist_result=False,
-    result_storage=names.NO_RESULTS,
 )
 def prepare(run: str, version: int, host: str, hold_seconds: float) -> State[Any]:
     """Fetch, apply, verify. Afterwards the host waits for its host-sync run, but for `hold_seconds` at most: then it

@@ -1,12 +1,12 @@
 """Publish: encode and upload shards as the trainer's thread hands them over, then commit. Runs in the trainer's
 process, in a thread of its own; gathering stays in the caller's thread, which feeds it."""
 
-from prefect import flow
 from prefect.futures import PrefectFuture
 
 from weighbridge.flows import names
 from weighbridge.flows.artifacts import show_bill
 from weighbridge.flows.marks import steps_unmarked
+from weighbridge.flows.ours import our_flow
 from weighbridge.storage.attempt import Attempt, SpooledShard
 from weighbridge.storage.errand import Elsewhere
 from weighbridge.storage.feed import Feed
@@ -18,12 +18,10 @@ from weighbridge.tasks.handle import Handle
 from weighbridge.tasks.upload import upload
 
 
-@flow(
+@our_flow(
     name=names.PUBLISH,
     flow_run_name="publish v{version}",
     validate_parameters=False,
-    persist_result=False,
-    result_storage=names.NO_RESULTS,
 )
 def publish(run: str, version: int, publication: Handle[Publication]) -> int:
     """Publishes one version; returns its number once the commit stands. Raises what the failing step raised."""

@@ -1,18 +1,16 @@
 """Retry-failed: failed host-sync runs of a training run asked for again, by number of the run alone; executed by its
 steward. What `weighbridge retry` does, for the UI and for automations."""
 
-from prefect import flow
 from prefect.context import SyncClientContext
 
 from weighbridge.flows import names
+from weighbridge.flows.ours import our_flow
 from weighbridge.flows.retry import retry_failed as ask_again
 
 
-@flow(
+@our_flow(
     name=names.RETRY_FAILED,
     flow_run_name="retry failed hosts of {run}",
-    persist_result=False,
-    result_storage=names.NO_RESULTS,
 )
 def retry_failed(run: str, version: int | None = None, host: str | None = None) -> int:
     """Schedules what failed again, of one version or of one host if told; returns how many. Does not wait for them."""

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from uuid import UUID
 
 import structlog
-from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import SyncClientContext
@@ -23,6 +22,7 @@ from weighbridge.flows.context import store_here
 from weighbridge.flows.deployments import ensure_deployment
 from weighbridge.flows.dispatch import dispatch, dispatch_prepare, follow
 from weighbridge.flows.marks import mark_run
+from weighbridge.flows.ours import our_flow
 from weighbridge.flows.vitals import Vitals
 from weighbridge.storage.clock import Clock, SystemClock
 from weighbridge.storage.lineage import Lineage
@@ -69,7 +69,7 @@ def ensure_rollout(client: SyncPrefectClient, run: str) -> UUID:
     )
 
 
-@flow(name=names.ROLLOUT, flow_run_name="rollout of v{version}", persist_result=False, result_storage=names.NO_RESULTS)
+@our_flow(name=names.ROLLOUT, flow_run_name="rollout of v{version}")
 def rollout(
     run: str,
     version: int,

@@ -3,15 +3,15 @@ what rotted is made again. Waits for its turn, so that it never meets a sync."""
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from weighbridge.flows import names
 from weighbridge.flows.context import host_here
+from weighbridge.flows.ours import our_flow
 
 
-@flow(name=names.SCRUB, flow_run_name="scrub of {host}", persist_result=False, result_storage=names.NO_RESULTS)
+@our_flow(name=names.SCRUB, flow_run_name="scrub of {host}")
 def scrub(run: str, host: str) -> State[Any]:
     """Proves a host's replica, byte for byte, and mends it."""
     here = host_here(host, run)

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import structlog
-from prefect import Flow, flow
+from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.context import SyncClientContext
 from prefect.exceptions import PrefectException
@@ -21,6 +21,7 @@ from weighbridge.flows.connection import UNREACHABLE, connected, find_api
 from weighbridge.flows.context import using_store
 from weighbridge.flows.elsewhere import task_runner
 from weighbridge.flows.marks import marked
+from weighbridge.flows.ours import our_flow
 from weighbridge.flows.publish import publish
 from weighbridge.flows.rollout import CutOverMode, hosts_outcome, mirrored, rollout
 from weighbridge.flows.sweep import sweep_trainer
@@ -56,12 +57,10 @@ class SyncOutcome:
     hosts: tuple[HostOutcome, ...] = ()
 
 
-@flow(
+@our_flow(
     name=names.SYNC,
     flow_run_name="sync v{version}",
     validate_parameters=False,
-    persist_result=False,
-    result_storage=names.NO_RESULTS,
 )
 def sync(
     run: str,

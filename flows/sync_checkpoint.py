@@ -4,7 +4,6 @@ of the run alone; executed by that steward. What `weighbridge sync` does, for th
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -12,13 +11,12 @@ from prefect.states import Completed
 from weighbridge.flows import names
 from weighbridge.flows.context import checkpoint_here
 from weighbridge.flows.deployments import ensure_deployment
+from weighbridge.flows.ours import our_flow
 
 
-@flow(
+@our_flow(
     name=names.SYNC_CHECKPOINT,
     flow_run_name="sync checkpoint of {run}",
-    persist_result=False,
-    result_storage=names.NO_RESULTS,
 )
 def sync_checkpoint(run: str, hosts: list[str] | None = None) -> State[Any]:
     """Publishes what the steward's checkpoint folder holds now and brings hosts to it: those named here, else those of
